@@ -214,26 +214,27 @@ def equal_flops(
         if partner is None or one.training_flops is None or partner.training_flops is None:
             notes.append(note)
             continue
-        for outcome in [
-            name for name in OUTCOMES if name in one.outcomes and name in partner.outcomes
-        ]:
+        ratio = one.training_flops / partner.training_flops
+        for outcome in OUTCOMES:
+            if outcome not in one.outcomes or outcome not in partner.outcomes:
+                continue
             mine, theirs = (
                 table.loc[table["configuration"] == s.configuration, outcome].to_numpy(dtype=float)
                 for s in (one, partner)
             )
+            curve = fits.get((partner.series, outcome))
             pairs.append(
                 EqualFlops(
                     outcome=outcome,
                     summary=one,
                     baseline=partner,
-                    flops_ratio=one.training_flops / partner.training_flops,
+                    flops_ratio=ratio,
                     difference=difference_of_means(mine, theirs, level=level),
-                    effective_size=effective_size(
-                        one, partner, mine, fits.get((partner.series, outcome)), seed=seed
-                    ),
+                    effective_size=effective_size(one, partner, mine, curve, seed=seed),
                     level=level,
                 )
             )
+    # All of a report are one family: any of them may be the one that is told.
     corrected = holm_corrected([pair.difference for pair in pairs])
     return [replace(pair, p_holm=p) for pair, p in zip(pairs, corrected, strict=True)], notes
 

@@ -227,6 +227,7 @@ def next_runs(
     """
     if not candidates:
         raise ValueError("candidates: none; give trials that are not in the runs yet")
+    # Whatever can be wrong is said before kriging and laws are asked, which takes seconds.
     given = [c if isinstance(c, Candidate) else Candidate(**c) for c in candidates]
     for name in sorted({c.architecture for c in given}):
         laws.named(name)
@@ -235,6 +236,7 @@ def next_runs(
     start = [model.variance for model in of_targets(basis.models)]
     if not min(start) > 0:
         raise ValueError(f"target: {target.description} has no uncertainty that runs could narrow")
+    # Of no use: a run whose noise nobody knows, and one so far out that its law says nothing there.
     hours = np.asarray([c.gpu_hours for c in given])
     outside = np.asarray([_times_outside(laws.named(c.architecture), c) for c in given])
     known = np.isfinite([_noise_of(laws, c) for c in given])
@@ -248,6 +250,7 @@ def next_runs(
         plan = spread_plan(basis.models, hours, **limits)
     else:
         plan = greedy_plan(basis.models[0], hours, **limits)
+    # Each candidate alone, to show what it is worth; the plan counts what earlier choices tell.
     left_alone = 1 - mean_removed(of_targets(basis.models), start)
     everyone = _ranked(given, outside, list(enumerate(left_alone.tolist())), [1.0] * len(given))
     chosen = _ranked(given, outside, plan, [1.0, *(left for _, left in plan)])

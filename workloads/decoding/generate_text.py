@@ -26,6 +26,29 @@ class Continuation:
     """Whether the model ended the document; otherwise it had no more tokens to add."""
 
 
+def _read_prompts(trained: Any, prompts: Sequence[str], n_tokens: int) -> list[list[int]]:
+    """Return the tokens of every prompt, of an empty one the start of a document.
+
+    Raises:
+        ValueError: If the model has no tokenizer for text, or a prompt is too long.
+    """
+    tokenizer = trained.tokenizer
+    if tokenizer is None:
+        raise ValueError(
+            "its data have words of their own and no tokenizer for text, so it cannot read a "
+            "prompt; generate with a trial of source text or triples"
+        )
+    read = [ids or [tokenizer.separator] for ids in tokenizer.encode(list(prompts))]
+    for number, ids in enumerate(read, start=1):
+        if len(ids) + n_tokens > trained.seq_len + 1:
+            raise ValueError(
+                f"prompt {number} has {len(ids)} tokens, with {n_tokens} to add more than the "
+                f"{trained.seq_len} that the model was trained to read at once; shorten it or "
+                "lower --max-tokens"
+            )
+    return read
+
+
 def continuations(
     trained: Any,
     prompts: Sequence[str],
@@ -55,20 +78,8 @@ def continuations(
         ValueError: If the model has no tokenizer for text, or a prompt is too long.
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    tokenizer = trained.tokenizer
-    if tokenizer is None:
-        raise ValueError(
-            "its data have words of their own and no tokenizer for text, so it cannot read a "
-            "prompt; generate with a trial of source text or triples"
-        )
-    read = [ids or [tokenizer.separator] for ids in tokenizer.encode(list(prompts))]
-    for number, ids in enumerate(read, start=1):
-        if len(ids) + n_tokens > trained.seq_len + 1:
-            raise ValueError(
-                f"prompt {number} has {len(ids)} tokens, with {n_tokens} to add more than the "
-                f"{trained.seq_len} that the model was trained to read at once; shorten it or "
-                "lower --max-tokens"
-            )
+    # Before the model is built: a mistake in a prompt shall not take that long to tell.
+    read, tokenizer = _read_prompts(trained, prompts, n_tokens), trained.tokenizer
     here = device.pick(device_name, rank=0)
     bf16 = device.uses_bf16(precision, here)
     with device.numerics(here, n_threads=torch.get_num_threads(), bf16=bf16):

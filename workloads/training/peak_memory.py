@@ -148,6 +148,7 @@ def training_memory(
         for n, component in config.components(vocab_size)
         if n and isinstance(component, TableComponent)
     ]
+    # The most loaded rank has the largest part of every table.
     largest = [
         (n, table, _largest_shard(table, memory_ranks, memory_layout)) for n, table in tables
     ]
@@ -160,6 +161,7 @@ def training_memory(
     if memory_ranks > 1:
         activations += _kept_per_sharded_read(memory_ranks, memory_layout) * reads
 
+    # AdamW's gradient of a table is dense; the other rules keep the reads of a step instead.
     deferred, fetched = _Deferred(), 0.0
     if train.table_optimizer != "adamw":
         deferred = _deferred_gradients(

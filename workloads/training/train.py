@@ -96,6 +96,7 @@ def run(
         mesh = make_mesh(world, memory=job.memory_ranks)
         if not world.is_main:
             reporter = ProgressReporter(reporter)
+        # Read before the data are prepared: a finished run has nothing left to do.
         path = latest_checkpoint(job.checkpoints, world)
         sharded = mesh.memory.size > 1 or job.dense_parameters == "sharded"
         saved: dict[str, Any] = {"step": 0}
