@@ -170,6 +170,16 @@ class Law(ABC):
             np.asarray([high if p.amplitude else p.upper for p in self.parameters]),
         )
 
+    def reaches(self, parameter: str, features: Array, y: Array) -> bool:
+        """Return whether runs show a parameter to be at its upper bound.
+
+        Args:
+            parameter: Its name.
+            features: (n_features, n).
+            y: (n,) outcomes.
+        """
+        return False
+
     def starts(self, problem: "LawProblem") -> Array:
         """Return starting points (S, p), spread over the starting ranges.
 
@@ -396,7 +406,10 @@ class LawProblem:
         return np.clip(theta, self.lower, self.upper)
 
     def bounds_met(self, theta: Array) -> list[str]:
-        """Return a phrase for every free parameter of theta (p,) that rests on its bound."""
+        """Return a phrase for every free parameter of theta (p,) that rests on its bound.
+
+        Not for a bound that the runs reach.
+        """
         phrases = []
         reported = self.unscale(theta[None, :])[0]
         for p, value, shown, low, high in zip(
@@ -411,6 +424,8 @@ class LawProblem:
                     f"{p.name} is at its bound {shown:g}: {_GIVEN if given else p.at_lower}"
                 )
             elif value >= high - slack:
+                if not given and self.law.reaches(p.name, self.features, np.exp(self.log_y)):
+                    continue
                 phrases.append(
                     f"{p.name} is at its bound {shown:g}: {_GIVEN if given else p.at_upper}"
                 )

@@ -24,6 +24,10 @@ K_RANGE = (0.05, 20.0)
 X0_MARGIN = 3 * np.log(10)
 """How far (in ln x) the half-way point may lie outside the runs: a thousandfold."""
 
+CEILING_SEEN = 0.9
+"""Mean outcome of a size from which on a ceiling of 1 is known: it lies between the two. Below, the
+curve may as well level off where the runs end."""
+
 _N_GRID_X0, _N_GRID_K, _N_MINIMA, _N_SPREAD = 31, 17, 8, 12
 
 
@@ -113,6 +117,14 @@ class Saturating(LinearScaleLaw):
         lower, upper = super().limits(features, log_y)
         lower[-2], upper[-2] = features.min() - X0_MARGIN, features.max() + X0_MARGIN
         return lower, upper
+
+    def reaches(self, parameter: str, features: Array, y: Array) -> bool:
+        """Return whether the best size comes near a ceiling of 1, above which no share is."""
+        if parameter != "ceiling" or self.fixed_ceiling is not None:
+            return False
+        _, place = np.unique(features[0], return_inverse=True)
+        means = np.bincount(place.reshape(-1), weights=y) / np.bincount(place.reshape(-1))
+        return bool(means.max() >= CEILING_SEEN)
 
     def _levels(self, theta: Array) -> tuple[Array, Array]:
         """Return the floor and the ceiling (B, 1) of internal parameters (B, p)."""
