@@ -9,6 +9,8 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 
 from workloads.kernels.decode_step import attention, experts, linear, product_keys
 
+pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
+
 LONG = pytest.mark.long
 
 

@@ -9,6 +9,8 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 
 from workloads.kernels.expert_mlp import triton as kernels
 
+pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
+
 KERNELS = {
     "_hidden": kernels.HIDDEN,
     "_output": kernels.OUTPUT,

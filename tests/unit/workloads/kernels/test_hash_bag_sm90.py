@@ -13,6 +13,8 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 from workloads.kernels.hash_bag import triton as hash_bag
 from workloads.kernels.sign_hash import triton as sign_hash
 
+pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
+
 TABLES = {"bf16": "*i32:16", "fp16": "*fp16:16", "fp32": "*fp32:16"}
 """bf16 comes in pairs."""
 LONG = pytest.mark.long

@@ -5,6 +5,8 @@ Nothing spilled, products on the tensor cores' own path, chunks copied ahead of 
 
 import pytest
 
+pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
+
 triton = pytest.importorskip(
     "workloads.kernels.linear_attention.triton", reason="a CPU build of torch comes without Triton"
 )

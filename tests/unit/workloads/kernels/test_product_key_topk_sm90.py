@@ -118,6 +118,8 @@ def test_a_crowded_row_fits_the_registers(compile_for_sm90, n_keys):
     assert made.registers <= 65536 // (32 * 16)
 
 
+pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
+
 SORTED = {
     **dict.fromkeys(("found_ptr", "ordered_ptr", "out_ids_ptr"), "*i64:16"),
     "counts_ptr": "*i32:16",

@@ -11,6 +11,8 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 
 from workloads.kernels.table_update import triton as kernels
 
+pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
+
 POINTERS = {
     **dict.fromkeys(("read_bags", "starts", "splits_end"), "*i32:16"),
     **dict.fromkeys(

@@ -10,6 +10,8 @@ pytest.importorskip("triton", reason="a CPU build of torch comes without Triton"
 from workloads.kernels.segment_sum import triton as row_reduction
 from workloads.kernels.weighted_bag import triton as kernel
 
+pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
+
 LONG = pytest.mark.long
 TYPES = ["bf16", pytest.param("fp32", marks=LONG)]
 IDS = [pytest.param("i32", marks=LONG), "i64"]
