@@ -11,8 +11,6 @@ from workloads.kernels.decode_step import attention, experts, linear, product_ke
 
 pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
 
-LONG = pytest.mark.long
-
 
 def _of(names, kind):
     return dict.fromkeys(names.split(), kind)
@@ -20,7 +18,7 @@ def _of(names, kind):
 
 @pytest.mark.parametrize(
     ("gate", "rows", "most"),
-    [(0, 8, 128), *(pytest.param(gate, 4, 128, marks=LONG) for gate in (0, 2)), (1, 4, 128)],
+    [(0, 8, 128), *((gate, 4, 128) for gate in (0, 2)), (1, 4, 128)],
 )
 def test_rows_of_a_matrix(compile_for_sm90, gate, rows, most):
     made = compile_for_sm90(
@@ -49,7 +47,7 @@ def test_rows_of_a_matrix(compile_for_sm90, gate, rows, most):
     assert made.sass.count("LDG.E.128") >= matrices * rows * linear.DEPTH * 2 // 16 // 128
 
 
-@pytest.mark.parametrize(("block", "warps"), [(128, 8), pytest.param(64, 4, marks=LONG)])
+@pytest.mark.parametrize(("block", "warps"), [(128, 8), (64, 4)])
 def test_attention(compile_for_sm90, block, warps):
     made = compile_for_sm90(
         attention._attend,
@@ -70,7 +68,7 @@ def test_attention(compile_for_sm90, block, warps):
     assert made.sass.count("LDG.E.128") >= 2 * block * 128 * 2 // 16 // (32 * warps)
 
 
-@pytest.mark.parametrize("tokens", [pytest.param(16, marks=LONG), 64])
+@pytest.mark.parametrize("tokens", [16, 64])
 def test_scores_of_product_keys(compile_for_sm90, tokens):
     made = compile_for_sm90(
         product_keys._scores,

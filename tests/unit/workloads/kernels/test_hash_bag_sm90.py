@@ -17,7 +17,6 @@ pytestmark = pytest.mark.long  # without a cache, the compiler takes a second fo
 
 TABLES = {"bf16": "*i32:16", "fp16": "*fp16:16", "fp32": "*fp32:16"}
 """bf16 comes in pairs."""
-LONG = pytest.mark.long
 """Of further variants: each takes a second to compile."""
 
 
@@ -87,7 +86,7 @@ def test_a_number_of_16_bits_takes_three_instructions(bag, dtype):
 @pytest.mark.parametrize("dtype", TABLES)
 @pytest.mark.parametrize(
     ("row_bytes", "bits"),
-    [(128, 8), (512, 10), pytest.param(128, 10, marks=LONG), pytest.param(512, 8, marks=LONG)],
+    [(128, 8), (512, 10), (128, 10), (512, 8)],
 )
 def test_one_kernel_for_few_tokens_spills_nothing_and_loads_16_bytes(
     compile_for_sm90, dtype, bits, row_bytes
@@ -125,7 +124,7 @@ def test_one_kernel_for_few_tokens_spills_nothing_and_loads_16_bytes(
         (True, 8, "bf16"),
         (False, 10, "fp32"),
         *(
-            pytest.param(*p, marks=LONG)
+            p
             for p in product([False, True], [8, 10], ["bf16", "fp32"])
             if p not in [(True, 8, "bf16"), (False, 10, "fp32")]
         ),

@@ -28,7 +28,6 @@ NUMBERS = {
 }
 
 
-LONG = pytest.mark.long
 RULES = [
     ("squares", None),
     ("adamw", None),
@@ -43,7 +42,7 @@ RULES = [
     ("rule", "variant", "table"),
     [
         *((*rule, "bf16_master") for rule in RULES),
-        *(pytest.param(*rule, t, marks=LONG) for rule in RULES for t in ("bf16", "fp32")),
+        *((*rule, t) for rule in RULES for t in ("bf16", "fp32")),
     ],
 )
 def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, variant, table):

@@ -12,9 +12,8 @@ from workloads.kernels.weighted_bag import triton as kernel
 
 pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
 
-LONG = pytest.mark.long
-TYPES = ["bf16", pytest.param("fp32", marks=LONG)]
-IDS = [pytest.param("i32", marks=LONG), "i64"]
+TYPES = ["bf16", "fp32"]
+IDS = ["i32", "i64"]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -58,7 +57,7 @@ def test_rows_of_any_width_spill_nothing(compile_for_sm90, ids):
     assert made.sass.count("LDG.E.128") >= 64 * 64 * 2 // 512
 
 
-@pytest.mark.parametrize("dtype", [*TYPES, pytest.param("fp16", marks=LONG)])
+@pytest.mark.parametrize("dtype", [*TYPES, "fp16"])
 @pytest.mark.parametrize("ids", IDS)
 def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90, dtype, ids):
     made = compile_for_sm90(
@@ -80,7 +79,7 @@ def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90,
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
     "products",
-    [True, pytest.param(False, marks=LONG)],
+    [True, False],
     ids=["with products", "sums alone"],
 )
 @pytest.mark.parametrize("name", ["_sum_rows", "_sum_splits"])
