@@ -15,7 +15,8 @@ Sources = Annotated[
     list[str],
     typer.Argument(
         help="JSON lines, text (plain, .gz, .zst), Parquet, folders and patterns of these, "
-        "hf:DATASET of the Hugging Face hub; or tokens: .bin, .npy, Megatron's .bin with .idx.",
+        "hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT] of the Hugging Face hub; or tokens: .bin, "
+        ".npy, Megatron's .bin with .idx.",
         metavar="SOURCE...",
     ),
 ]
@@ -66,7 +67,7 @@ Workers = Annotated[
     epilog="Examples: memscale data prepare corpus/ --tokenizer bpe:16384 --out tokens  ·  "
     "memscale data prepare 'shards/*.jsonl.zst' --tokenizer tokenizer.json --out tokens "
     "--against nq_open.jsonl  ·  "
-    "memscale data prepare hf:allenai/c4 --tokenizer llama3.model --out c4  ·  "
+    "memscale data prepare hf:allenai/c4/en --tokenizer llama3.model --out c4  ·  "
     "memscale data prepare train.bin --vocab-size 50257 --out owt",
     help="Tokenise text on all cores into memory-mapped shards. Run again after an interruption, "
     "it goes on. A sweep reads the folder with `data: {source: tokens, path: DIR}`.",

@@ -16,7 +16,7 @@ from typing import Any
 from workloads.data.cache import file_sha256
 from workloads.data.preparation import contamination
 from workloads.data.preparation.encoder import EncoderSettings, unit_hash
-from workloads.data.preparation.hugging_face import PREFIX, dataset_documents
+from workloads.data.preparation.hugging_face import PREFIX, HubFile, HubSource, hub_files
 from workloads.data.preparation.manifest import MANIFEST, TokenManifest
 from workloads.data.preparation.pretokenised import FORMATS, link_splits, open_tokens
 from workloads.data.preparation.tokenise import SPLITS, DocumentInput, Progress, tokenise
@@ -25,10 +25,12 @@ from workloads.data.readers.lines import file_format
 from workloads.data.readers.problems import DataError, Problems, require_files
 from workloads.data.tokenizer import TextTokenizer, load, token_dtype, train
 
-EXPECTED = "JSON lines, plain text, Parquet, tokens (.bin, .npy), or hf:DATASET"
+EXPECTED = "JSON lines, plain text, Parquet, tokens (.bin, .npy), or hf:OWNER/NAME"
 _TRAINED = "bpe:"
 _TOKENIZER_BYTES = 30_000_000
 """Text that a tokenizer is trained on, at most: the beginnings of all inputs, equal shares."""
+_SAMPLED_HUB_FILES = 32
+"""Files of the hub that a tokenizer is trained on, at most: each costs a request or several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +38,7 @@ class PrepareRequest:
     """What is asked for."""
 
     sources: tuple[str, ...]
-    """Files, folders, patterns, `hf:DATASET`."""
+    """Files, folders, patterns, `hf:OWNER/NAME` (`hugging_face.py`)."""
     out: Path
     tokenizer: str | None = None
     """A file, or `bpe:SIZE` to train one; None where the sources are tokens."""
@@ -60,33 +62,32 @@ class _Source:
 
     name: str
     held_out: float
-    path: Path | None
-    """None: of the hub."""
+    path: Path | HubFile
 
     def record(self) -> dict[str, Any]:
         """Return what identifies the content."""
-        if self.path is None:
-            return {"name": self.name, "bytes": None, "sha256": None, "held_out": self.held_out}
-        size, sha256 = self.path.stat().st_size, file_sha256(self.path)
-        return {"name": self.path.name, "bytes": size, "sha256": sha256, "held_out": self.held_out}
+        if isinstance(self.path, HubFile):
+            name, size, sha256 = self.path.url, self.path.size, self.path.sha256
+        else:
+            name, size = self.path.name, self.path.stat().st_size
+            sha256 = file_sha256(self.path)
+        return {"name": name, "bytes": size, "sha256": sha256, "held_out": self.held_out}
 
     def version(self) -> tuple[int, int] | None:
         """Return what changes when the content does, without reading it."""
-        if self.path is None:
-            return None
+        if isinstance(self.path, HubFile):
+            return None  # its name holds the commit
         status = self.path.stat()
         return status.st_size, status.st_mtime_ns
 
     def read(self, problems: Problems, *, text_field: str) -> Iterator[str]:
         """Yield the documents."""
-        if self.path is None:
-            return dataset_documents(self.name, problems, text_field=text_field)
         return documents((self.path,), text_field=text_field, problems=problems)
 
     @property
     def is_tokens(self) -> bool:
         """Whether there is nothing to tokenise."""
-        return self.path is not None and file_format(self.path) in FORMATS
+        return isinstance(self.path, Path) and file_format(self.path) in FORMATS
 
 
 def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifest:
@@ -95,7 +96,8 @@ def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifes
     Raises:
         DataError: If something cannot be used; one line per mistake.
     """
-    sources, against = _sources(request), expand(request.against)
+    hub, sources = _sources(request, log)
+    against = expand(request.against)
     are_tokens = _check(request, sources, against)
     log(f"hashing {len(sources)} inputs")
     unread = [source.version() for source in sources]
@@ -105,6 +107,7 @@ def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifes
         "tokenizer": _tokenizer_identity(request.tokenizer),
         "against": [file_sha256(path) for path in against],
         **{name: getattr(request, name) for name in ("separator", "vocab_size", "text_field")},
+        **({"hub_commits": hub} if hub else {}),
     }
     finished = _begin(request.out, asked)
     if finished is not None:
@@ -122,20 +125,38 @@ def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifes
     return manifest
 
 
-def _sources(request: PrepareRequest) -> list[_Source]:
-    """Return every input in order: those to train on, then the held-out ones."""
+def _sources(
+    request: PrepareRequest, log: Callable[[str], None]
+) -> tuple[dict[str, str], list[_Source]]:
+    """Return the commit of each data set of the hub, and every input: to train on, then held out.
+
+    A folder that was begun goes on with the commits that it was begun with.
+    """
     share = 0.0 if request.valid else request.valid_share
-    found = []
+    found: list[_Source] = []
+    begun, commits = _begun_commits(request.out), {}
     for texts, held_out in ((request.sources, share), (request.valid, 1.0)):
         for text in texts:
             if text.startswith(PREFIX):
-                found.append(_Source(name=text, held_out=held_out, path=None))
+                commit, files = hub_files(HubSource.parse(text), begun.get(text))
+                log(f"{text}: commit {commit}, {len(files):,} files")
+                commits[text] = commit
+                found += [_Source(name=f.url, held_out=held_out, path=f) for f in files]
                 continue
             paths = expand(text)
             if len(paths) == 1 and paths[0].is_dir():
                 paths = tuple(sorted(p for s in FORMATS for p in paths[0].rglob(f"*.{s}"))) or paths
             found += [_Source(name=str(p), held_out=held_out, path=p) for p in paths]
-    return found
+    return commits, found
+
+
+def _begun_commits(out: Path) -> dict[str, str]:
+    """Return the commits of an earlier call that came to something."""
+    record = out / "request.json"
+    if not record.is_file() or not any((out / n).exists() for n in ("progress.json", MANIFEST)):
+        return {}
+    commits: dict[str, str] = json.loads(record.read_text()).get("hub_commits", {})
+    return commits
 
 
 def _check(request: PrepareRequest, sources: Sequence[_Source], against: tuple[Path, ...]) -> bool:
@@ -144,7 +165,7 @@ def _check(request: PrepareRequest, sources: Sequence[_Source], against: tuple[P
     Raises:
         DataError: One line per mistake.
     """
-    files = tuple(source.path for source in sources if source.path is not None)
+    files = tuple(source.path for source in sources if isinstance(source.path, Path))
     require_files({"SOURCE": files}, EXPECTED, section="")
     require_files({"--against": against}, "JSON lines or text, one item per line", section="")
     are_tokens = {source.is_tokens for source in sources}
@@ -226,7 +247,7 @@ def _link(
         loaded.save_in(request.out)
         tokenizer = _tokenizer_record(request.out, loaded)
     assert vocab_size is not None, "checked before"
-    paths = [source.path for source in sources if source.path is not None]
+    paths = [source.path for source in sources if isinstance(source.path, Path)]
     files = [open_tokens(path, vocab_size=vocab_size) for path in paths]
     splits = link_splits(request.out, files, valid_share=request.valid_share)
     return TokenManifest(
@@ -306,6 +327,10 @@ def _tokenizer(
 def _sample(sources: Sequence[_Source], text_field: str) -> Iterator[str]:
     """Yield the first training documents of every source."""
     trained = [source for source in sources if source.held_out < 1]
+    remote = [source for source in trained if isinstance(source.path, HubFile)]
+    step = max(1, -(-len(remote) // _SAMPLED_HUB_FILES))
+    left_out = {id(source) for number, source in enumerate(remote) if number % step}
+    trained = [source for source in trained if id(source) not in left_out]
     for source in trained:
         problems, left = Problems(), _TOKENIZER_BYTES // len(trained)
         for text in source.read(problems, text_field=text_field):

@@ -4,14 +4,20 @@ import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from workloads.data.readers.lines import file_format, json_rows, numbered_lines
+from workloads.data.readers.lines import (
+    InputFile,
+    file_format,
+    json_rows,
+    numbered_lines,
+    path_or_stream,
+)
 from workloads.data.readers.problems import Problems
 
 PLAIN_DOCUMENT_CHARS = 4_096
 """Plain text is cut into documents of at least this many characters."""
 _LONGEST_PLAIN_CHARS = 16 * PLAIN_DOCUMENT_CHARS
 _JSON_LINES = ("jsonl", "json", "ndjson")
-_TEXT_FORMATS = (*_JSON_LINES, "parquet", "txt")
+TEXT_FORMATS = (*_JSON_LINES, "parquet", "txt")
 """What is taken from a folder."""
 
 
@@ -30,13 +36,11 @@ def expand(spec: str | Sequence[str]) -> tuple[Path, ...]:
         matches = sorted(glob.glob(pattern, recursive=True)) if is_pattern else []  # noqa: PTH207
         for path in [Path(match) for match in matches] or [Path(pattern)]:
             inside = sorted(path.rglob("*")) if path.is_dir() else []
-            paths += [p for p in inside if file_format(p) in _TEXT_FORMATS and p.is_file()] or [
-                path
-            ]
+            paths += [p for p in inside if file_format(p) in TEXT_FORMATS and p.is_file()] or [path]
     return tuple(dict.fromkeys(paths))
 
 
-def documents(paths: Sequence[Path], *, text_field: str, problems: Problems) -> Iterator[str]:
+def documents(paths: Sequence[InputFile], *, text_field: str, problems: Problems) -> Iterator[str]:
     """Yield the text of every document; empty ones are passed over.
 
     Files ending in .jsonl, .json or .ndjson hold one object per line, .parquet a column, all others
@@ -52,7 +56,7 @@ def documents(paths: Sequence[Path], *, text_field: str, problems: Problems) -> 
             yield from _plain(path, problems)
 
 
-def _jsonl(path: Path, text_field: str, problems: Problems) -> Iterator[str]:
+def _jsonl(path: InputFile, text_field: str, problems: Problems) -> Iterator[str]:
     for line, row in json_rows(path, problems):
         if text_field not in row:
             problems.add(
@@ -72,14 +76,14 @@ def _jsonl(path: Path, text_field: str, problems: Problems) -> Iterator[str]:
             yield row[text_field]
 
 
-def _parquet(path: Path, text_field: str, problems: Problems) -> Iterator[str]:
+def _parquet(path: InputFile, text_field: str, problems: Problems) -> Iterator[str]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError:
         problems.add(path, None, "needs pyarrow to be read", "pip install 'memscale[data]'")
         return
     try:
-        file = parquet.ParquetFile(path)
+        file = parquet.ParquetFile(path_or_stream(path))
     except (ArrowInvalid, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise  # the storage's, not the file's
@@ -101,7 +105,7 @@ def _parquet(path: Path, text_field: str, problems: Problems) -> Iterator[str]:
                 yield value
 
 
-def _plain(path: Path, problems: Problems) -> Iterator[str]:
+def _plain(path: InputFile, problems: Problems) -> Iterator[str]:
     """Yield pieces cut at blank lines, or at line ends where no blank line comes for long."""
     held: list[str] = []
     size = 0

@@ -5,8 +5,8 @@ import json
 import zlib
 from collections.abc import Iterator
 from io import BufferedReader
-from pathlib import Path
-from typing import IO, Any, cast
+from pathlib import Path, PurePath
+from typing import IO, Any, Literal, Protocol, cast
 
 from workloads.data.readers.problems import Problems
 
@@ -17,7 +17,26 @@ _MAGIC = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd"}
 """First bytes of compressed files (RFC 1952 and RFC 8878)."""
 
 
-def numbered_lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
+class InputFile(Protocol):
+    """A file by its name: a `Path`, or one of the hub."""
+
+    @property
+    def name(self) -> str:
+        """Last part of the path."""
+
+    @property
+    def suffix(self) -> str:
+        """Last extension, with its dot."""
+
+    @property
+    def stem(self) -> str:
+        """Name without the last extension."""
+
+    def open(self, mode: Literal["rb"]) -> IO[bytes]:
+        """Open for reading bytes."""
+
+
+def numbered_lines(path: InputFile, problems: Problems) -> Iterator[tuple[int, str]]:
     r"""Yield (1-based number, text without its line end) of every line; `\n` and `\r\n` end lines.
 
     A line that is not UTF-8, one that is too long and a damaged stream become problems; what can be
@@ -59,7 +78,7 @@ def numbered_lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
         problems.add(path, number + 1, f"damaged zstd stream ({error})", "copy the file again")
 
 
-def _open(path: Path, problems: Problems) -> IO[bytes] | None:
+def _open(path: InputFile, problems: Problems) -> IO[bytes] | None:
     """Open a file for reading uncompressed bytes; None after noting why that is impossible."""
     magic = _MAGIC.get(path.suffix)
     if magic is None:
@@ -70,16 +89,21 @@ def _open(path: Path, problems: Problems) -> IO[bytes] | None:
         problems.add(path, None, "is not compressed", f"rename it to {path.stem}")
         return None
     if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
+        return cast(IO[bytes], gzip.open(path_or_stream(path), "rb"))
     try:
         import pyarrow
     except ImportError:
         problems.add(path, None, "needs pyarrow to be read", "pip install 'memscale[data]'")
         return None
-    return BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 20)
+    return BufferedReader(pyarrow.input_stream(path_or_stream(path), compression="zstd"), 1 << 20)
 
 
-def json_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
+def path_or_stream(path: InputFile) -> str | IO[bytes]:
+    """Return what libraries open themselves: the name of a local file, a stream of any other."""
+    return str(path) if isinstance(path, Path) else path.open("rb")
+
+
+def json_rows(path: InputFile, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (1-based line, object) of a file of JSON lines; blank lines are passed over."""
     fix = "write one JSON object per line"
     for line, text in numbered_lines(path, problems):
@@ -109,7 +133,7 @@ def _lone_surrogate(text: str, row: Any) -> str | None:
     return None
 
 
-def file_format(path: Path) -> str:
+def file_format(path: PurePath | InputFile) -> str:
     """Return the extension without .gz or .zst, lower case, without the dot: `jsonl`, `txt`."""
     name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
     return Path(name).suffix.removeprefix(".")

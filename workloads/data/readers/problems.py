@@ -31,8 +31,8 @@ class Problems:
         self._shown: list[str] = []
         self.total = 0
 
-    def add(self, file: Path, line: int | None, message: str, fix: str) -> None:
-        """Note one mistake; line is 1-based, None if the mistake has no line."""
+    def add(self, file: object, line: int | None, message: str, fix: str) -> None:
+        """Note one mistake of a file; line is 1-based, None if the mistake has no line."""
         self.total += 1
         if len(self._shown) < SHOWN:
             place = f"{file}:{line}" if line is not None else str(file)

@@ -178,22 +178,6 @@ def test_evaluation_items_in_the_text_are_reported(tmp_path):
     assert json.loads(report) == {"file": "qa.jsonl", "line": 2, "share": 1.0}
 
 
-def test_a_stream_of_the_hub_is_read_row_by_row(tmp_path, monkeypatch):
-    asked = []
-
-    class Datasets:
-        @staticmethod
-        def load_dataset(name, **how):
-            asked.append((name, how))
-            return ({"text": document(i)} for i in range(50))
-
-    monkeypatch.setitem(sys.modules, "datasets", Datasets)
-    manifest = run(tmp_path / "out", "hf:org/name@v1:validation")
-    how = {"split": "validation", "revision": "v1", "streaming": True}
-    assert set(map(str, asked)) == {str(("org/name", how))}
-    assert manifest.sources[0]["documents"] == 50
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -1,0 +1,314 @@
+"""Against a server of HTTP that speaks what the hub's own libraries ask of it."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from workloads.data.preparation.hugging_face import HubSource
+from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.readers.problems import DataError
+from workloads.data.tokenizer import train
+
+FIRST, SECOND = "a" * 40, "b" * 40
+TOKEN = "hf_neverToBeWrittenDown"
+CARD = b"""---
+configs:
+- config_name: en
+  data_files:
+  - {split: train, path: en/train-*}
+  - {split: validation, path: en/valid.jsonl}
+- config_name: de
+  data_files: de/*.csv
+---
+"""
+
+
+def document(i: int) -> str:
+    return f"Document {i} says {'word ' * (i % 13)}{i * i}."
+
+
+def lines(*numbers: int) -> bytes:
+    return "".join(json.dumps({"text": document(i)}) + "\n" for i in range(*numbers)).encode()
+
+
+def table(*numbers: int) -> bytes:
+    buffer = io.BytesIO()
+    rows = pyarrow.table({"text": [document(i) for i in range(*numbers)]})
+    parquet.write_table(rows, buffer, row_group_size=20)
+    return buffer.getvalue()
+
+
+FILES = {
+    "README.md": CARD,
+    "en/train-0.jsonl.gz": gzip.compress(lines(0, 90), mtime=0),
+    "en/train-1.jsonl": lines(90, 180),
+    "en/train-2.parquet": table(180, 270),
+    "en/valid.jsonl": lines(270, 300),
+    "de/x.csv": b"text\neins\n",
+}
+
+
+class Hub:
+    """Repositories by name: commits with their files, and the commit that `main` is."""
+
+    def __init__(self) -> None:
+        self.commits = {FIRST: FILES}
+        self.main, self.gated = FIRST, False
+        self.read: list[str] = []
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args):
+                pass
+
+            def do_GET(self):
+                body = self.rfile.read(int(self.headers.get("content-length") or 0))
+                status, headers, content = hub.answer(self, body)
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(content))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content)
+
+            do_HEAD = do_POST = do_GET  # noqa: N815
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def answer(self, request, body: bytes):
+        url = urlsplit(request.path)
+        parts = unquote(url.path).strip("/").split("/")
+        is_api = parts[0] == "api"
+        owner, name, verb, revision, *rest = [*parts[1 + is_api :], "", "", "", "", ""]
+        if (owner, name) != ("org", "name"):
+            return 401, {"X-Error-Code": "RepoNotFound"}, b"{}"
+        allowed = request.headers.get("authorization") == f"Bearer {TOKEN}"
+        if self.gated and not allowed and verb == "resolve":
+            return 403, {"X-Error-Code": "GatedRepo"}, b"{}"
+        commit = self.main if revision in ("", "main") else revision
+        if commit not in self.commits:
+            return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
+        files, path = self.commits[commit], "/".join(rest).strip("/")
+        if is_api:
+            return self._api(verb, files, path, commit, url.query, body)
+        if path not in files:
+            return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}, b""
+        content = files[path]
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit}
+        if request.command == "GET":
+            self.read.append(f"{commit[0]}:{path}")
+        wanted = request.headers.get("range")
+        if wanted is None:
+            return 200, headers, content
+        first, last = wanted.removeprefix("bytes=").split("-")
+        part = content[int(first) : int(last or len(content)) + 1]
+        headers["Content-Range"] = f"bytes {first}-{int(first) + len(part) - 1}/{len(content)}"
+        return 206, headers, part
+
+    def _api(self, verb, files, path, commit, query, body):
+        if verb in ("", "revision"):
+            siblings = [{"rfilename": name} for name in files]
+            found = {"_id": "1", "id": "org/name", "sha": commit, "siblings": siblings, "tags": []}
+        elif verb == "tree":
+            deep, prefix = "recursive=true" in query.lower(), f"{path}/" if path else ""
+            inside = [name.removeprefix(prefix) for name in files if name.startswith(prefix)]
+            folders = sorted({name.split("/")[0] for name in inside if "/" in name})
+            found = [{"type": "directory", "oid": "0", "path": prefix + one} for one in folders]
+            shown = [name for name in inside if deep or "/" not in name]
+            found += [self._entry(prefix + name, files) for name in shown]
+        else:
+            asked = json.loads(body) if body.startswith(b"{") else parse_qs(body.decode())
+            found = [self._entry(name, files) for name in asked["paths"] if name in files]
+        return 200, {"Content-Type": "application/json"}, json.dumps(found).encode()
+
+    def _entry(self, path, files):
+        digest, size = hashlib.sha256(files[path]).hexdigest(), len(files[path])
+        lfs = {"oid": digest, "size": size, "pointerSize": 1}
+        return {"type": "file", "oid": digest[:40], "size": size, "path": path, "lfs": lfs}
+
+
+PREPARE = """
+import json, os, signal, sys
+from pathlib import Path
+from workloads.data.preparation import tokenise
+from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.readers.problems import DataError
+
+tokenise._BATCH_CHARS, tokenise.COMMIT_BYTES = 1_000, 2_000
+write, left = tokenise.ShardWriter.append_documents, int(sys.argv[1])
+
+
+def append(self, tokens, lengths):
+    global left
+    write(self, tokens, lengths)
+    left -= 1
+    if not left:
+        self._file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+tokenise.ShardWriter.append_documents = append
+for tokenizer, out, source in json.loads(sys.argv[2]):
+    try:
+        prepare(
+            PrepareRequest(sources=(source,), out=Path(out), tokenizer=tokenizer, valid_share=0.1, workers=1),
+            print,
+        )
+    except DataError as error:
+        print("DataError", json.dumps(str(error)))
+"""
+
+
+@pytest.fixture
+def hub():
+    hub = Hub()
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+
+
+@pytest.fixture
+def run(tmp_path):
+    train(map(document, range(60)), vocab_size=300).save(tmp_path / "tokenizer.json")
+
+    def run(endpoint: str, *sources, out="out", kill_after=0, token=None):
+        """Prepare each source in one process of its own: the library reads its endpoint once."""
+        calls = [(str(tmp_path / "tokenizer.json"), str(tmp_path / out), one) for one in sources]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+        environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home")}
+        environment |= {} if token is None else {"HF_TOKEN": token}
+        return subprocess.run(
+            [sys.executable, "-c", PREPARE, str(kill_after), json.dumps(calls)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def shards(out: Path) -> dict[str, bytes]:
+    named = ("manifest.json", "request.json")
+    return {path.name: path.read_bytes() for path in out.iterdir() if path.name not in named}
+
+
+def from_disk(tmp_path: Path) -> dict[str, bytes]:
+    """The shards of the same files, prepared where they lie."""
+    for name, content in FILES.items():
+        (tmp_path / "disk" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "disk" / name).write_bytes(content)
+    request = PrepareRequest(
+        sources=(str(tmp_path / "disk" / "en" / "train-*"),),
+        out=tmp_path / "local",
+        tokenizer=str(tmp_path / "tokenizer.json"),
+        valid_share=0.1,
+        workers=1,
+    )
+    prepare(request, lambda line: None)
+    return shards(tmp_path / "local")
+
+
+def test_a_killed_run_goes_on_at_its_commit_in_the_file_where_it_was(hub, run, tmp_path):
+    """Equal to the same files on disk, though `main` moved on; the token is nowhere."""
+    hub.gated = True
+    killed = run(hub.url, "hf:org/name/en", kill_after=21, token=TOKEN)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    begun = json.loads((tmp_path / "out" / "progress.json").read_text())["documents"]
+    assert (len(begun), begun[0]) == (2, 90)
+    assert 0 < begun[1] < 90
+
+    hub.commits[SECOND], hub.main = {**FILES, "en/train-1.jsonl": lines(900, 990)}, SECOND
+    hub.read.clear()
+    done = run(hub.url, "hf:org/name/en", token=TOKEN)
+    assert "going on after" in done.stdout, done.stderr + done.stdout
+    assert "a:en/train-0.jsonl.gz" not in hub.read
+    assert "a:en/train-2.parquet" in hub.read
+
+    assert shards(tmp_path / "out") == from_disk(tmp_path)
+    sources = json.loads((tmp_path / "out" / "manifest.json").read_text())["sources"]
+    first = f"hf://datasets/org/name@{FIRST}/en/train-0.jsonl.gz"
+    digest = hashlib.sha256(FILES["en/train-0.jsonl.gz"]).hexdigest()
+    assert (sources[0]["name"], sources[0]["sha256"]) == (first, digest)
+    written = [path.read_bytes() for path in (tmp_path / "out").iterdir()]
+    said = [one.encode() for one in (killed.stdout, killed.stderr, done.stdout, done.stderr)]
+    assert not any(TOKEN.encode() in one for one in written + said)
+
+
+def test_what_cannot_be_had_is_one_sentence(hub, run):
+    asked = {
+        "hf:org/other": "is not on the hub, or is private; check the name",
+        "hf:org/name/en@v9": "has no such revision; name a branch, a tag or a commit",
+        "hf:org/name/en:test": "has no split 'test'; its splits are train, validation",
+        "hf:org/name/fr": "BuilderConfig 'fr' not found",
+        "hf:org/name/de": "holds .csv, which is not read; most data sets have a copy in Parquet",
+        "hf://datasets/org/name/none/*.jsonl": "holds no such file; check the path",
+    }
+    done = run(hub.url, *asked)
+    said = [json.loads(x[10:]) for x in done.stdout.splitlines() if x.startswith("DataError ")]
+    assert len(said) == len(asked), done.stdout + done.stderr
+    for (source, message), sentence in zip(asked.items(), said, strict=True):
+        assert sentence.startswith(f"{source}: ")
+        assert message in sentence
+        assert "\n" not in sentence
+
+
+def test_a_gated_data_set_and_no_network_are_one_sentence(hub, run):
+    hub.gated = True
+    done = run(hub.url, "hf:org/name/en")
+    assert "hf:org/name/en: is gated; accept its terms" in done.stdout, done.stdout + done.stderr
+    hub.server.shutdown()
+    hub.server.server_close()
+    done = run(hub.url, "hf:org/name/en")
+    assert "hf:org/name/en: the hub did not answer" in done.stdout, done.stdout + done.stderr
+    assert "check the network" in done.stdout
+
+
+def test_files_of_a_data_set_are_named_by_a_pattern(hub, run, tmp_path):
+    done = run(hub.url, f"hf://datasets/org/name@{FIRST}/en/train-*")
+    assert done.returncode == 0, done.stderr
+    assert shards(tmp_path / "out") == from_disk(tmp_path), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("hf:o/n", (None, None, "train", None)),
+        ("hf://o/n", (None, None, "train", None)),
+        ("hf:o/n/en@v1:test", ("en", "v1", "test", None)),
+        ("hf:o/n@refs/convert/parquet", (None, "refs/convert/parquet", "train", None)),
+        ("hf://datasets/o/n", (None, None, "train", None)),
+        ("hf://datasets/o/n@v1/a/*.parquet", (None, "v1", "train", "a/*.parquet")),
+        (
+            "hf://datasets/o/n@refs/convert/parquet/en/train",
+            (None, "refs/convert/parquet", "train", "en/train"),
+        ),
+    ],
+)
+def test_sources_as_people_write_them(text, expected):
+    source = HubSource.parse(text)
+    assert (source.config, source.revision, source.split, source.files) == expected
+    assert source.name == "o/n"
+
+
+def test_a_name_without_its_owner_is_refused():
+    with pytest.raises(DataError, match="^hf:c4: names no data set of the hub; write hf:OWNER"):
+        HubSource.parse("hf:c4")
