@@ -6,7 +6,7 @@ The cost of an evaluation is counted in forward passes over its tokens, as the t
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,12 +94,8 @@ def with_schedule(
 
 
 def _cost(schedule: EvaluationSchedule, trials: Sequence[PricedTraining]) -> EvaluationCost:
-    for source in {str(trial.spec.data["source"]) for trial in trials}:
-        if not hasattr(registry.data_source(source).Config, "separator"):
-            raise UsageError(
-                f"evaluation: data of source {source} have words of their own and no tokenizer, so "
-                "suites and questions cannot be asked; train on text, or leave evaluation out"
-            )
+    for trial in trials:
+        _require_tokenizer(trial.spec.data)
     folder = _folder(schedule) if schedule.suites else None
     questions = None
     if schedule.questions is not None:
@@ -134,6 +130,29 @@ def _cost(schedule: EvaluationSchedule, trials: Sequence[PricedTraining]) -> Eva
         of=f"{dearest.spec.architecture} {dearest.spec.preset or ''}".rstrip(),
         chosen=schedule.rows is None,
     )
+
+
+def _require_tokenizer(data: Mapping[str, Any]) -> None:
+    """Refuse data of which no text can be asked.
+
+    Raises:
+        UsageError: If the source has words of its own, or its tokens came without a tokenizer.
+    """
+    source = str(data["source"])
+    config = registry.data_source(source).Config
+    if not hasattr(config, "separator"):
+        raise UsageError(
+            f"evaluation: data of source {source} have words of their own and no tokenizer, so "
+            "suites and questions cannot be asked; train on text, or leave evaluation out"
+        )
+    if hasattr(config, "without_tokenizer"):
+        fields = {name: value for name, value in data.items() if name != "source"}
+        folder = config(**fields).without_tokenizer
+        if folder is not None:
+            raise UsageError(
+                f"evaluation: {folder} holds tokens without their tokenizer, so suites and "
+                "questions cannot be asked; prepare it again with --tokenizer"
+            )
 
 
 def _folder(schedule: EvaluationSchedule) -> Path:

@@ -71,6 +71,12 @@ class Config:
         tokenizer = self._manifests[0].tokenizer
         return None if tokenizer is None else str(tokenizer["separator_text"])
 
+    @property
+    def without_tokenizer(self) -> Path | None:
+        """The first folder whose tokens came without a tokenizer, so that no text can be asked."""
+        folders = zip(self._folders, self._manifests, strict=True)
+        return next((folder for folder, one in folders if one.tokenizer is None), None)
+
     @cached_property
     def _manifests(self) -> tuple[TokenManifest, ...]:
         return tuple(TokenManifest.load(folder / MANIFEST) for folder in self._folders)

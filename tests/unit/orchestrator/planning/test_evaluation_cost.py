@@ -1,11 +1,15 @@
 """Benchmarks at planning: rows that fit into a share of the training, the cost, what is missing."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from orchestrator.planning import evaluation_cost
 from orchestrator.planning.evaluation_cost import MOST_SHARE, ROWS, PricedTraining, with_schedule
@@ -153,3 +157,25 @@ def test_missing_files_are_named(tmp_path):
 def test_trials_without_benchmarks_stay_as_they_are():
     spec = TrialSpec(sweep="s", data={}, model={"architecture": "dense"}, train={}, seed=0)
     assert planned([spec]) == ([spec], [])
+
+
+def test_questions_about_tokens_need_the_tokenizer_of_their_folder(suites, tmp_path):
+    """Prepared tokens that came without one are refused at planning, not at the first question."""
+    preparation = evaluation_cost.registry.data_preparation()
+    np.arange(4_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    request = {"sources": (str(tmp_path / "a.bin"),), "vocab_size": 5_000}
+    given = {"without": None, "with": str(tmp_path / "tokenizer.json")}
+    words = {"<|endoftext|>": 0, **{f"w{i}": i for i in range(1, 5_000)}}
+    Tokenizer(WordLevel(words, unk_token="w1")).save(given["with"])
+    for name, tokenizer in given.items():
+        preparation.prepare(
+            preparation.PrepareRequest(out=tmp_path / name, tokenizer=tokenizer, **request), print
+        )
+
+    def on(*folders):
+        data = {"source": "tokens", "path": tuple(str(tmp_path / one) for one in folders)}
+        return dataclasses.replace(trial(10**6), data=data)
+
+    assert planned([on("with")])[1]
+    with pytest.raises(UsageError, match="without holds tokens without their tokenizer, so suites"):
+        planned([on("with", "without")])
