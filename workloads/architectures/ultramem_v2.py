@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -62,6 +62,9 @@ class Config(LlamaBackbone):
     """Slots read per token and memory head."""
     tucker_rank: PositiveInt = 2
     """Queries per memory head and half, and size of the core that combines their scores."""
+    shared_query: Literal[True] | None = None
+    """One query per memory head and half for all ranks, as in the released code; null: a query per
+    rank, as in the paper."""
     key_dim: int | None = None
     """Width of a memory query, both halves; None is half of d_model."""
     value_dim: PositiveInt | None = None
@@ -109,6 +112,7 @@ class Config(LlamaBackbone):
                 rank=self.tucker_rank,
                 norm_eps=self.norm_eps,
                 key_balance=self.key_balance,
+                shared_query=self.shared_query is True,
             ),
             value_dim=value_dim,
             pre_value_dim=pre_value_dim if self.pre_values else None,

@@ -35,6 +35,8 @@ class TuckerShape(Component):
     norm_eps: float
     key_balance: float = 0.0
     """Weight of the loss that spreads reads over the sub-keys."""
+    shared_query: bool = False
+    """One query per head and half, which all ranks compare with their own sub-keys."""
 
     @property
     def n_slots(self) -> int:
@@ -49,7 +51,12 @@ class TuckerShape(Component):
     @property
     def query_width(self) -> int:
         """Columns of all queries."""
-        return self.n_heads * self.rank * self.key_dim
+        return self.n_heads * self.queries_per_head * self.key_dim
+
+    @property
+    def queries_per_head(self) -> int:
+        """Queries of a head in each half."""
+        return 1 if self.shared_query else self.rank
 
     @property
     def initial_gain(self) -> float:
@@ -83,7 +90,9 @@ class TuckerShape(Component):
 
         All fp32. The input is kept by whoever shares it.
         """
-        query = 12.0 * self.query_width + 8.0 * self.n_heads * self.rank
+        query = 12.0 * self.query_width + 8.0 * self.n_heads * self.queries_per_head
+        if self.shared_query:  # the batched product with the ranks' sub-keys copies it
+            query += 4.0 * (self.rank - 1) * self.query_width
         scores = 4.0 * 2 * self.n_heads * self.rank * self.n_keys
         if self.key_balance:
             scores += 4.0 * 2 * self.n_heads * self.n_keys
@@ -96,8 +105,8 @@ class TuckerLookup(nn.Module):
 
     `S[a, i] = norm(q_a) . norm(k_ai)` for each half, rank a and sub-key i; slot (i, j) scores
     `sum_ab S_row[a, i] C[a, b] S_column[b, j]`, which no softmax follows. Every rank has a query of
-    its own. Sources: Huang et al. 2024 (arXiv 2411.12364) for the scores; 2025 (arXiv 2508.18756)
-    for the queries.
+    its own, or all ranks share one. Sources: Huang et al. 2024 (arXiv 2411.12364) for the scores;
+    2025 (arXiv 2508.18756) for the queries.
     """
 
     PARAM_GROUP: ClassVar[str] = "memory_keys"
@@ -124,10 +133,10 @@ class TuckerLookup(nn.Module):
         lookup = self.lookup
         query = rearrange(
             self.query(tokens),
-            "tokens (half heads rank k) -> half heads rank tokens k",
+            "tokens (half heads queries k) -> half heads queries tokens k",
             half=2,
             heads=lookup.n_heads,
-            rank=lookup.rank,
+            queries=lookup.queries_per_head,
         )
         query = self.query_norm(query)
         dtype = torch.promote_types(query.dtype, torch.float32)

@@ -172,6 +172,32 @@ def test_every_reader_of_a_table_trains_it():
             assert parameter.grad.any()
 
 
+def test_a_shared_query_is_a_query_per_rank_with_equal_weights():
+    shared, apart = _model(shared_query=True, n_memory_heads=3), _model(n_memory_heads=3)
+    state = shared.state_dict()
+    for layer in range(SMALL["n_layers"]):
+        name = f"layers.{layer}.memory.query.weight"
+        weight = state[name].view(2, 3, 1, 4, 16)
+        state[name] = weight.expand(2, 3, 2, 4, 16).reshape(-1, 16)
+    apart.load_state_dict(state)
+    tokens = torch.arange(VOCAB_SIZE)[None]
+
+    for model in (shared, apart):
+        model.double()(tokens).logsumexp(-1).sum().backward()
+
+    torch.testing.assert_close(shared(tokens), apart(tokens))
+    for one, two in zip(shared.layers, apart.layers, strict=True):
+        # The shared query's gradient is the sum over ranks.
+        of_ranks = two.memory.query.weight.grad.view(2, 3, 2, 4, 16).sum(2)
+        torch.testing.assert_close(one.memory.query.weight.grad.view(2, 3, 4, 16), of_ranks)
+    saved = apart.layers[0].memory.query.weight.numel() * SMALL["n_layers"] // 2
+    counts = [
+        Config(**{**SMALL, "n_memory_heads": 3, "shared_query": option}).param_count(VOCAB_SIZE)
+        for option in (None, True)
+    ]
+    assert counts[0].memory_keys - counts[1].memory_keys == saved
+
+
 def test_counts_by_hand():
     """Per memory: query d H r k, sub-keys H r n k, core H r², projections d (p + v), norms k; per table n² (p + v)."""
     d, h, r, k, n, p, v, m = 16, 3, 2, 6, 10, 5, 7, 4
@@ -196,9 +222,12 @@ def test_counts_by_hand():
     assert in_batch == pytest.approx(2 * 4 * rows * (p + v) / 64)
 
 
-def test_flops_are_those_that_torch_counts():
+@pytest.mark.parametrize("shared_query", [None, True])
+def test_flops_are_those_that_torch_counts(shared_query):
     """But for what torch sees otherwise: it counts the whole square of scores, and no bag."""
-    config = Config(**{**SMALL, "n_memory_heads": 2, "tucker_rank": 3})
+    config = Config(
+        **{**SMALL, "n_memory_heads": 2, "tucker_rank": 3, "shared_query": shared_query}
+    )
     model = config.build(VOCAB_SIZE)
     initialise(model, 0)
 
@@ -284,8 +313,13 @@ def test_sized_is_near_the_size():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"n_memory_heads": 3, "tucker_rank": 1, "pre_values": False}, {"key_balance": 0.1}],
-    ids=["plain", "heads", "balance"],
+    [
+        {},
+        {"n_memory_heads": 3, "tucker_rank": 1, "pre_values": False},
+        {"key_balance": 0.1},
+        {"shared_query": True, "tucker_rank": 3},
+    ],
+    ids=["plain", "heads", "balance", "shared"],
 )
 def test_activations_are_those_that_autograd_keeps(check_activations, fields, precision):
     check_activations(Config(**{**SMALL, **fields}), precision, rel=0.01)
