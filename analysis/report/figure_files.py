@@ -9,6 +9,7 @@ from typing import Any
 
 from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs, histories
+from analysis.loading.table_reads import read_table_reads
 from analysis.loading.usage import usage_columns
 from analysis.plotting.canvas import KINDS, save
 from analysis.plotting.curve_figure import CurvePanel, curves_figure
@@ -16,17 +17,23 @@ from analysis.plotting.draw import draw
 from analysis.plotting.fit_panels import LABELS
 from analysis.plotting.heat_map_figure import heat_map_figure, heat_maps
 from analysis.plotting.sweep_figure import Y_LABELS, sweep_figure
+from analysis.plotting.table_reads_figure import table_reads_figure
 from analysis.plotting.usage_figure import usage_figure
 from analysis.report.architectures import FIGURE_STEMS
 from analysis.report.contents import ReportContents
 from analysis.scaling.equal_cost import main_outcome
 from analysis.scaling.sweep_summary import SweepFits
+from orchestrator.records.trial_dir import SweepDir, sweep_dir
 
 FIGURE_STEM = "accuracy"
 USAGE_STEM = "usage"
 HEAT_MAP_STEM = "heat_map"
 FITS_STEM = "fits"
 LAW_STEM = "law"
+READS_STEM = "table_reads"
+
+MOST_READS_FIGURES = 6
+"""Trials of which the page shows table reads; each takes about as much space as a plot of runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +45,8 @@ class SweepPictures:
     usage: str | None = None
     fits: Sequence[str] = ()
     """A figure per outcome."""
+    table_reads: Mapping[str, str] = field(default_factory=dict)
+    """By trial, of those whose reads were counted."""
     paths: Sequence[Path] = ()
     """The files written."""
 
@@ -57,7 +66,14 @@ class ContentPictures:
 def figure_paths(out: str | os.PathLike[str]) -> list[Path]:
     """Return the figures that the last report left in `out`."""
     folder = Path(out)
-    patterns = (FIGURE_STEM, HEAT_MAP_STEM, USAGE_STEM, f"{FITS_STEM}_*", f"{LAW_STEM}_*")
+    patterns = (
+        FIGURE_STEM,
+        HEAT_MAP_STEM,
+        USAGE_STEM,
+        f"{FITS_STEM}_*",
+        f"{LAW_STEM}_*",
+        f"{READS_STEM}_*",
+    )
     return [
         path
         for pattern in (*patterns, *FIGURE_STEMS)
@@ -92,6 +108,7 @@ def draw_sweep(runs: Runs, fits: SweepFits, out: str | os.PathLike[str]) -> Swee
         heat_map=_draw_heat_map(runs, fits, files),
         usage=_draw_usage(runs, fits, files),
         fits=_draw_curves(fits, files),
+        table_reads=_draw_table_reads(runs, files),
         paths=files.paths,
     )
 
@@ -174,6 +191,25 @@ def _draw_usage(runs: Runs, fits: SweepFits, files: FigureFiles) -> str | None:
         return None
     # Of a dozen layers over a long training the lines take more space than their picture.
     return files.write(figure, USAGE_STEM, smallest=True)
+
+
+def _draw_table_reads(runs: Runs, files: FigureFiles) -> dict[str, str]:
+    """Draw what `memscale evaluate --table-reads` counted, of the first trials that have it."""
+    source = Path(runs.source)
+    if not source.is_dir():
+        return {}  # counts stay in the trials' folders
+    pictures: dict[str, str] = {}
+    columns = runs.table[["sweep", "trial_id"]].astype(str)
+    for sweep, trial_id in columns.itertuples(index=False):
+        one = (source / "trials").is_dir()
+        folder = SweepDir(source) if one else sweep_dir(source, sweep)
+        layers = read_table_reads(folder.trial(trial_id).path)
+        if layers:
+            stem = f"{READS_STEM}_{trial_id}"
+            pictures[trial_id] = files.write(table_reads_figure(layers), stem, smallest=True)
+        if len(pictures) == MOST_READS_FIGURES:
+            break
+    return pictures
 
 
 def _data_uri(path: Path) -> str:

@@ -15,6 +15,7 @@ from analysis.report.benchmark_table import benchmarks
 from analysis.report.contents import ReportContents, report_contents
 from analysis.report.device_share import device_share
 from analysis.report.figure_files import (
+    MOST_READS_FIGURES,
     ContentPictures,
     SweepPictures,
     draw_contents,
@@ -44,7 +45,8 @@ def write_report(
 
     Each figure is a `.svg`, `.png` and `.pdf`: `accuracy`; `fits_loss` and so on, every curve with
     its residuals and extrapolation; `heat_map` where two settings were varied together; `usage`
-    where an architecture reported how its memories or experts are used; `multipliers`,
+    where an architecture reported how its memories or experts are used; `table_reads_TRIAL` where
+    reads of table rows were counted; `multipliers`,
     `effective_size`, `frontier_flops` and `next_runs` where the runs allow them; and `law_1` and so
     on for `laws`. Every table is a `.csv` in `tables/`, those for a paper are `.tex`. Question,
     answer and all tables are in `report.json`.
@@ -131,6 +133,7 @@ def render(
         device_share=device_share(runs.table),
         spent=contents.spent,
         pictures=pictures,
+        most_reads_figures=MOST_READS_FIGURES,
         drawn=drawn,
         laws=laws_table(contents.laws),
         law_health=health_table(contents.law_fits),

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -18,7 +19,12 @@ from analysis.loading.load import Runs
 from analysis.plotting.canvas import image, save
 from analysis.plotting.sweep_figure import sweep_figure
 from analysis.report.contents import report_contents
-from analysis.report.figure_files import ContentPictures, SweepPictures, figure_paths
+from analysis.report.figure_files import (
+    ContentPictures,
+    SweepPictures,
+    draw_sweep,
+    figure_paths,
+)
 from analysis.report.html import render
 from analysis.report.tables import (
     comparison,
@@ -392,3 +398,29 @@ def test_an_estimate_shows_no_more_digits_than_its_interval_bears():
     assert show(0.5, 0.5, 0.5) == "0.500 [0.500, 0.500]"
     assert show(0.41236, None, None) == "0.412"
     assert estimate(None) == "–"
+
+
+def test_the_page_shows_table_reads_of_trials_whose_reads_were_counted(
+    synthetic, tmp_path, fits, no_pictures
+):
+    trials = synthetic.make_sweep(sizes=(32,), seeds=(0, 1), architectures=("memory_plus",))
+    runs_folder = synthetic.write_runs(tmp_path / "runs", trials)
+    counted, other = sorted((runs_folder / "synthetic" / "trials").iterdir())
+    (counted / "table_reads").mkdir()
+    np.savez(counted / "table_reads" / "reads.npz", layer_01=np.array([0, 3, 5, 1]))
+    line = "layer,rows\nlayer_01,4\n"
+    (counted / "table_reads" / "tables.csv").write_text(line)
+
+    for source in (runs_folder, runs_folder / "synthetic"):
+        drawn = draw_sweep(analysis.load(source, sweep="synthetic"), fits, tmp_path / "out")
+        assert list(drawn.table_reads) == [counted.name]
+    text = render(
+        report_contents(analysis.load(runs_folder, sweep="synthetic"), fits),
+        drawn,
+        ContentPictures(),
+    )
+
+    assert f"<h3>{counted.name}</h3>" in text
+    assert f"<h3>{other.name}</h3>" not in text
+    stem = f"table_reads_{counted.name}.svg"
+    assert stem in {path.name for path in figure_paths(tmp_path / "out")}
