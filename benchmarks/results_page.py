@@ -11,7 +11,7 @@ it is known.
 import argparse
 import ast
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -217,6 +217,26 @@ def _mean(rows: pd.DataFrame, metric: str) -> str:
     return mean if math.isnan(error) else f"{mean} ± {error:.2g}"
 
 
+def _curves(table: pd.DataFrame, across: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the name and runs of every curve: of an architecture, and of settings that vary in it.
+
+    A setting that has one value at each place of the x axis makes no further curve.
+    """
+    for architecture, rows in table.groupby("architecture"):
+        settings = [name for name in rows if name.startswith(("train.", "model."))]
+        varied = [c for c in settings if rows.groupby(across)[c].nunique().max() > 1]
+        if not varied:
+            yield str(architecture), rows
+            continue
+        for values, part in rows.groupby(varied):
+            named = zip((name.rpartition(".")[2] for name in varied), values, strict=True)
+            shown = ", ".join(
+                f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in named
+            )
+            yield f"{architecture}, {shown}", part
+
+
 def _figure(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> None:
     """Draw each metric against what varies in the data, else total parameters."""
     varied = _varied(table)
@@ -225,9 +245,9 @@ def _figure(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> None:
         1, len(columns), figsize=(4.2 * len(columns), 3.6), squeeze=False, layout="constrained"
     )
     for panel, (metric, heading) in zip(axes[0], columns, strict=True):
-        for architecture, rows in table.groupby("architecture"):
+        for name, rows in _curves(table, across):
             means = rows.groupby(across)[metric].mean()
-            (line,) = panel.plot(means.index, means, marker="o", label=architecture)
+            (line,) = panel.plot(means.index, means, marker="o", label=name)
             if rows["seed"].nunique() > 1:
                 panel.scatter(rows[across], rows[metric], s=9, alpha=0.5, color=line.get_color())
         panel.set(xscale="log", xlabel=across.rpartition(".")[2].replace("_", " "), ylabel=heading)

@@ -121,6 +121,17 @@ def test_seeds_are_averaged_and_nothing_else_is(write, page, results_page, monke
     ]
 
 
+def test_curves_of_different_settings_are_not_averaged(write, page, results_page):
+    for people, n_keys in ((1_000, 8), (1_000, 16), (4_000, 8), (4_000, 16)):
+        write("memory_plus", 0, people=people, n_keys=n_keys, preset=None, **{EXACT: n_keys / 100})
+
+    curves = points(page()[1])
+    results_page.plt.close("all")
+
+    assert curves["exact match", "memory_plus, n_keys 8"] == [[1_000, 0.08], [4_000, 0.08]]
+    assert curves["exact match", "memory_plus, n_keys 16"] == [[1_000, 0.16], [4_000, 0.16]]
+
+
 @pytest.mark.parametrize("there", [False, True])
 def test_a_sweep_that_is_not_there_is_one_sentence(
     there, write, results_page, tmp_path, monkeypatch, capsys
