@@ -21,14 +21,15 @@ GUESS_SHARE_OF_MATMUL = 0.1
 """Share of a large matrix product's rate that training reaches on a CPU core."""
 
 
-FAR = 30.0
-"""Factor in FLOPs, or in bytes of state, per token over which a time is no longer carried as it
-is."""
+FAR = 10.0
+"""Factor in FLOPs, or in bytes of state, per token over which a time is no longer carried as it is.
+On an H100 a dense step carried from 134m to 1.3b, 10 times the FLOPs, was 1.3 times too long; from
+width 32 to 1m, 17 times, 9.6 times too long (docs/benchmarks.md)."""
 GUESS_RANGE_CPU = (1 / 3, 10.0)
 """True time over the guess. 92 trials of dense, memory and table models (0.04 to 0.2 MFLOP a token)
 took 0.35 to 9.6 times the guess, on two cores that up to twenty other processes shared."""
-GUESS_RANGE_GPU = (1 / 25, 2.0)
-"""True time over the guess: steps reached 10 to 500 TFLOP/s on an H100 and an H200, from a dense
+GUESS_RANGE_GPU = (1 / 30, 2.0)
+"""True time over the guess: steps reached 10 to 502 TFLOP/s on an H100 and an H200, from a dense
 model of width 32 to one of 1.3 billion parameters (docs/benchmarks.md)."""
 
 
