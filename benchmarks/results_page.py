@@ -2,10 +2,10 @@
 
     python benchmarks/results_page.py simplewiki_10m --runs runs --out docs/results
 
-It writes `NAME.md` and `NAME.png`. The page holds numbers and the commands that made them; what they
-mean is left to be written under its first line. A row is a configuration: means are over its seeds;
-± is the standard deviation between seeds, or with one seed the standard error over questions where
-it is known.
+It writes `NAME.md`, `NAME.png` and `NAME.csv`. The page holds numbers and the commands that made
+them; what they mean is left to be written under its first line. A row is a configuration: means are
+over its seeds; ± is the standard deviation between seeds, or with one seed the standard error over
+questions where it is known. The CSV has a line for every finished trial.
 """
 
 import argparse
@@ -73,6 +73,7 @@ def main() -> None:
     page = arguments.out / f"{arguments.sweep}.md"
     lines = _page(runs, columns, figure.name, SweepDir(arguments.runs / arguments.sweep))
     page.write_text("\n".join(lines), encoding="utf-8")
+    _write_csv(runs.table, columns, arguments.out / f"{arguments.sweep}.csv")
     print(f"wrote {page} and {figure}")
 
 
@@ -90,6 +91,16 @@ def _columns(table: pd.DataFrame) -> list[Column]:
                 task = name.removeprefix("eval/").rpartition("/")[0]
                 found.append(Column(name, f"{task}: {heading}" if several else heading))
     return found
+
+
+def _write_csv(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> None:
+    """Write what the page and its figure rest on: trials, their settings and their metrics."""
+    settings = [name for name in table if name.startswith(("data.", "model.", "train."))]
+    settings = [name for name in settings if table[name].nunique(dropna=False) > 1]
+    facts = ["trial_id", "architecture", "preset", "seed", *settings]
+    facts += ["total_params", "active_params", "training_flops", "training_tokens", "train_seconds"]
+    kept = dict.fromkeys([*facts, *(metric for metric, _ in columns)])
+    table[[name for name in kept if name in table]].to_csv(path, index=False)
 
 
 def _page(
@@ -161,6 +172,7 @@ def _about(runs: "analysis.Runs", sweep_dir: SweepDir) -> list[str]:
         f"| trials | {len(table)} finished, {len(runs.excluded)} not; seeds "
         f"{', '.join(map(str, seeds))} |",
         f"| training | {training} |",
+        f"| code | commit {facts.get('git.commit', 'unknown')} |",
         f"| device | {_device(facts)}, torch {facts.get('packages.torch', 'unknown')} |",
         f"| time | {minutes:.1f} minutes from the first start to the last end, {trial_minutes:.1f} "
         "trial-minutes of training; trials share the device, so seconds of single trials cannot be "

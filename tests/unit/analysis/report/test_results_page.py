@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 SCRIPT = Path(__file__).parents[4] / "benchmarks" / "results_page.py"
@@ -104,6 +105,12 @@ def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results
     # From 1 s to 301 s; 1,000 + 2,001 + 12.5 s of training.
     assert "| time | 5.0 minutes from the first start to the last end, 50.2 trial-minutes" in text
     assert text.count("\n* dense-") == 1
+    # Trials, not means: each number of the page can be found in its trial.
+    trials = pd.read_csv(tmp_path / "out" / "facts.csv")
+    assert sorted(trials["trial_id"])[-1] == last.path.name
+    dense = trials[trials["architecture"] == "dense"]
+    assert dict(zip(dense["seed"], dense[EXACT], strict=True)) == {0: 0.2, 1: 0.6}
+    assert set(trials["data.n_people"]) == {1_000, 4_000}
 
 
 def test_seeds_are_averaged_and_nothing_else_is(write, page, results_page, monkeypatch):
