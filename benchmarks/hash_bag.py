@@ -2,6 +2,7 @@
 
     python benchmarks/hash_bag.py           # all shapes, under a minute on an H200
     python benchmarks/hash_bag.py --tune    # the bag's forward pass in other tilings too
+    python benchmarks/hash_bag.py --one-hot --tokens 32768    # small tables, tilings of products
 
 Forward, ms: `hash` makes rows and scores from fp32 numbers, `bag` sums the rows, `both` is the
 operation as a layer calls it. Beside it, as multiples of `both`: the same from two kernels of which
@@ -12,11 +13,18 @@ copy. Backward, ms: the gradients of table and numbers; `sort` is part of it; th
 torch's way, both gradients of `index_select` and product, again without the hash. Errors are those
 of the timed inputs against float64: output and numbers' gradient of 256 tokens, table gradient of
 five rows, the most read one among them.
+
+With `--one-hot`, MemoryFormer's three layers at 30m, bf16: each product with a one-hot matrix in
+several tilings, "*" the one in use, beside rows read one by one, and cuBLAS's product with the
+matrix stored. The floor is 2 tokens rows width FLOPs at 989 TFLOP/s. Errors there are against
+products in fp32 of the same bf16 numbers: outputs in bf16 are off by about 2e-3.
 """
 
 import argparse
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import gpu_timing
 import torch
@@ -25,9 +33,10 @@ from gpu_timing import median_ms
 from torch import Tensor
 from torch.nn import functional
 
+from workloads.kernels.hash_bag import one_hot
 from workloads.kernels.hash_bag import triton as kernel
 from workloads.kernels.hash_bag.op import hash_bag
-from workloads.kernels.segment_sum.triton import sort_reads
+from workloads.kernels.segment_sum.triton import reduce_rows, sort_reads
 from workloads.kernels.sign_hash import reference as sign_hash_reference
 from workloads.kernels.sign_hash import triton as sign_hash
 from workloads.kernels.weighted_bag import triton as weighted_bag
@@ -62,6 +71,34 @@ SHAPES = [
 ]
 
 
+# Of MemoryFormer at 30m: queries, keys and values; the block's first and second layer.
+ONE_HOT_SHAPES = [
+    Shape(bits=4, width=1536),
+    Shape(bits=4, width=1280),
+    Shape(chunks=256, bits=5, width=512),
+]
+SUMS = [
+    one_hot.Tile(tokens=128, rows=64, columns=128, warps=4, stages=3),
+    one_hot.Tile(tokens=128, rows=64, columns=256, warps=8, stages=3),
+    one_hot.Tile(tokens=128, rows=128, columns=256, warps=8, stages=2),
+    one_hot.Tile(tokens=256, rows=64, columns=128, warps=8, stages=3),
+]
+TABLE_GRADIENTS = [
+    *(
+        one_hot.Tile(tokens=64, rows=128, columns=128, warps=4, stages=3, programs=programs)
+        for programs in (1, 384, 700)
+    ),
+    one_hot.Tile(tokens=64, rows=128, columns=256, warps=8, stages=3, programs=384),
+    one_hot.Tile(tokens=64, rows=256, columns=128, warps=8, stages=3, programs=384),
+]
+SCORE_GRADIENTS = [
+    one_hot.Tile(tokens=128, rows=128, columns=64, warps=4, stages=3),
+    one_hot.Tile(tokens=128, rows=128, columns=64, warps=8, stages=3),
+    one_hot.Tile(tokens=128, rows=256, columns=64, warps=8, stages=3),
+    one_hot.Tile(tokens=128, rows=256, columns=64, warps=8, stages=4),
+]
+
+
 def main() -> None:
     """Print one line for each shape."""
     parser = argparse.ArgumentParser(
@@ -69,7 +106,15 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=65536, help="65536 if not given")
     parser.add_argument("--tune", action="store_true", help="time other tilings of the bag")
+    parser.add_argument(
+        "--one-hot", action="store_true", help="time products with one-hot matrices"
+    )
     arguments = parser.parse_args()
+    if arguments.one_hot:
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+        for shape in ONE_HOT_SHAPES:
+            _one_hot(shape, arguments.tokens)
+        return
     copy_gbps = gpu_timing.copy_gbps()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"copy {copy_gbps:,.0f} GB/s; {arguments.tokens:,} tokens; medians")
@@ -144,6 +189,86 @@ def _tilings(table: Tensor, rows: Tensor, scores: Tensor) -> None:
         torch.testing.assert_close(kernel.bag(table, rows, scores, **how), expected)
         ms = median_ms(lambda how=how: kernel.bag(table, rows, scores, **how))
         print(f"    {tokens:>4} tokens, {warps:>2} warps: {ms:.3f} ms")
+
+
+def _one_hot(shape: Shape, tokens: int) -> None:
+    """Print a line for each way to take a layer's three products, and for those it replaces."""
+    torch.manual_seed(0)
+    table = torch.randn(shape.chunks << shape.bits, shape.width, device="cuda").bfloat16()
+    grad = torch.randn(tokens, shape.width, device="cuda").bfloat16()
+    z = torch.randn(tokens, shape.chunks, shape.bits, device="cuda")
+    rows, scores = sign_hash.forward(z, **HOW)
+    matrix = torch.zeros(tokens, len(table), device="cuda", dtype=torch.bfloat16)
+    matrix.scatter_(1, rows.long(), scores.bfloat16())
+    tera = 2 * tokens * table.numel() / 1e12
+    print(f"\n{shape}, {tokens:,} tokens; floor of each product {tera / 989 * 1e3:.3f} ms")
+    print(f"{'':>70} | {'ms':>7} {'TFLOP/s':>8} {'error':>8}")
+    t32, g32 = table.float(), grad.float()
+    y, table_grad = matrix.float() @ t32, matrix.float().T @ g32
+    scores_grad = (g32 @ t32.T).gather(1, rows.long())
+
+    runs: list[tuple[str, Callable[[], Tensor], Tensor | None]] = [
+        ("hash, numbers of bf16", lambda: sign_hash.forward(z.bfloat16(), **HOW)[1], None),
+        ("sums, row by row", lambda: kernel.bag(table, rows, scores), y),
+        ("sums, row by row, fp32", lambda: kernel.bag(t32, rows, scores), y),
+        ("sums, cuBLAS", lambda: matrix @ table, y),
+        *_tiles("sums", SUMS, one_hot.SUMS, partial(one_hot.sums, table, rows, scores), y),
+        (
+            "both gradients, sorted",
+            lambda: _sorted_gradients(table, rows, scores, grad),
+            table_grad,
+        ),
+        (
+            "both gradients, sorted, fp32",
+            lambda: _sorted_gradients(t32, rows, scores, g32),
+            table_grad,
+        ),
+        ("table gradient, cuBLAS", lambda: matrix.T @ grad, table_grad),
+        *_tiles(
+            "table gradient",
+            TABLE_GRADIENTS,
+            one_hot.TABLE_GRADIENT,
+            partial(one_hot.table_gradient, table, rows, scores, grad),
+            table_grad,
+        ),
+        ("score gradient, cuBLAS, of all rows", lambda: grad @ table.T, None),
+        *_tiles(
+            "score gradient",
+            SCORE_GRADIENTS,
+            one_hot.SCORE_GRADIENT,
+            partial(one_hot.score_gradient, table, rows, grad),
+            scores_grad,
+        ),
+    ]
+    for what, run, expected in runs:
+        try:
+            error = "" if expected is None else f"{_relative(run(), expected):.1e}"
+            ms = median_ms(run)
+        except Exception as failure:  # a tile too large for this GPU
+            print(f"{what:>70} | {failure!r:.100}", flush=True)
+            continue
+        print(f"{what:>70} | {ms:7.3f} {1e3 * tera / ms:8.0f} {error:>8}", flush=True)
+
+
+def _tiles(
+    name: str,
+    tried: list[one_hot.Tile],
+    used: one_hot.Tile,
+    run: Callable[..., Tensor],
+    expected: Tensor,
+) -> Iterator[tuple[str, Callable[[], Tensor], Tensor]]:
+    for tile in dict.fromkeys([*tried, used]):
+        sizes = f"{tile.tokens} x {tile.rows} x {tile.columns}, {tile.warps} warps"
+        sizes += f", {tile.stages} stages" + f", {tile.programs} programs" * (tile.programs > 1)
+        yield f"{name} {sizes} {'*' if tile == used else ' '}", partial(run, tile=tile), expected
+
+
+def _sorted_gradients(table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor) -> Tensor:
+    reads = sort_reads(rows.T, scores.T, len(table), by_chunk=True)
+    sums, _ = reduce_rows(
+        reads, grad, table, sums_dtype=table.dtype, products_dtype=scores.dtype, group=1
+    )
+    return sums
 
 
 def _select_ms(table: Tensor, ids: Tensor, weights: Tensor, grad: Tensor) -> tuple[float, float]:

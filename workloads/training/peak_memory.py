@@ -51,8 +51,8 @@ class TrainingMemory:
     """Of everything, but for tables whose gradient is deferred."""
     optimizer_state: int
     weight_copies: int
-    """With bf16, of the weights outside the embedding and the tables; of sharded ones the head's
-    and one block's."""
+    """With bf16, of the weights outside the embedding and of tables that `MemoryTable.hashed` reads
+    whole; of sharded weights the head's and one block's."""
     activations: float
     """What the forward pass of one micro batch keeps for the backward pass; of checkpointed blocks
     their inputs, and one block that runs again."""
@@ -163,6 +163,8 @@ def training_memory(
 
     # AdamW's gradient of a table is dense; the other rules keep the reads of a step instead.
     deferred, fetched = _Deferred(), 0.0
+    if train.table_optimizer == "adamw" and memory_ranks == 1 and not tables_on_host:
+        copied += sum(n * prod(shape) for n, table, shape in largest if table.hashed)
     if train.table_optimizer != "adamw":
         deferred = _deferred_gradients(
             largest,

@@ -12,6 +12,9 @@ often finds it in the multiprocessor's own cache, and the second-level cache, wh
 `weighted_bag`, is asked for less. What then bounds the kernel is how many instructions it takes per
 number; rows and scores therefore come chunk by chunk, as `sign_hash` stores them, and bf16 in
 pairs.
+
+Many tokens and small tables of bf16: products with one-hot matrices (`one_hot.py`), in the backward
+pass too.
 """
 
 import torch
@@ -20,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import language as tl
 
+from workloads.kernels.hash_bag import one_hot
 from workloads.kernels.segment_sum.triton import offset, reduce_rows, sort_reads
 from workloads.kernels.sign_hash import triton as sign_hash
 from workloads.kernels.sign_hash.reference import row_type
@@ -63,7 +67,8 @@ def forward(
     if few and z.numel() and table.numel():
         return _few(table, z, 2 / temperature, times_l1)
     rows, scores = sign_hash.forward(z, temperature=temperature, times_l1=times_l1)
-    return bag(table, rows, scores), rows, scores
+    summed = one_hot.sums if one_hot.pays(table, rows) else bag
+    return summed(table, rows, scores), rows, scores
 
 
 def _few(table: Tensor, z: Tensor, factor: float, times_l1: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,9 +145,14 @@ def backward(
     needs_scores: bool,
 ) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "tokens chunks"] | None]:
     """Return `reference.backward`; the scores' gradient is stored chunk by chunk."""
+    if not needs_table and not needs_scores:
+        return None, None
+    if one_hot.pays(table, rows):
+        return (
+            one_hot.table_gradient(table, rows, scores, grad) if needs_table else None,
+            one_hot.score_gradient(table, rows, grad) if needs_scores else None,
+        )
     if not needs_table:
-        if not needs_scores:
-            return None, None
         scores_grad = weighted_bag.row_products(table, rows, grad).to(scores.dtype)
         return None, scores_grad.T.contiguous().T
     reads = sort_reads(rows.T, scores.T, len(table), by_chunk=True)

@@ -50,7 +50,11 @@ class HashShape(Component):
         Of all its chunks, of each of which a token reads one row.
         """
         table = TableComponent(
-            n_rows=self.n_rows, width=self.width, bag_size=self.n_chunks, distinct=self.n_chunks
+            n_rows=self.n_rows,
+            width=self.width,
+            bag_size=self.n_chunks,
+            distinct=self.n_chunks,
+            hashed=True,
         )
         return n_layers, table
 
@@ -90,7 +94,7 @@ class HashMemory(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch d_input"], context: Context
     ) -> Float[Tensor, "*batch width"]:
-        """Return the sums of the rows, fp32 as the tables are."""
+        """Return the sums of the rows and the bias, in fp32."""
         chunks = x.reshape(-1, self.shape.n_chunks, self.shape.bits)
         output, ids, weights = self.table.hashed(
             chunks,

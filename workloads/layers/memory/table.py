@@ -14,6 +14,7 @@ from workloads.kernels.sign_hash.op import sign_hash
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.memory.host_offload import empty_on_host, fetch_rows, zeros_on_host
 from workloads.layers.memory.sparse_gradient import SparseGradient
+from workloads.layers.modules.autocast import to_autocast_dtype
 from workloads.layers.modules.init import write_normal_part
 
 
@@ -126,12 +127,14 @@ class MemoryTable(nn.Module):
     ) -> tuple[
         Float[Tensor, "tokens width"], Int[Tensor, "tokens chunks"], Float[Tensor, "tokens chunks"]
     ]:
-        """Return the sum of the rows that the signs of `z` name, in the table's type.
+        """Return the sum of the rows that the signs of `z` name, their ids and their weights.
 
-        Their ids and weights.
+        The sum has the table's type or, where the table is read whole, autocast's: every row of it
+        is read by many tokens, like those of a matrix.
         """
         if self.sparse_gradient is None and self.shard is None and not self.on_host:
-            return hash_bag(self.weight, z, temperature=temperature, times_l1=times_l1)
+            table = to_autocast_dtype(self.weight)
+            return hash_bag(table, z, temperature=temperature, times_l1=times_l1)
         ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
         return self(ids, weights), ids, weights
 
@@ -194,6 +197,8 @@ class TableComponent(Component):
     """Of those, how many are drawn together without repetition: one head's share."""
     n_readers: int = 1
     """Layers that read it."""
+    hashed: bool = False
+    """Read by signs: under autocast in its type, like the weight of a product."""
 
     def param_count(self) -> ParamCount:
         """Count the rows once, however many layers read them."""

@@ -206,7 +206,9 @@ def test_only_attention_and_the_head_multiply_matrices(check_flops):
     ids=str,
 )
 def test_activations_are_those_that_autograd_keeps(check_activations, fields, precision):
-    check_activations(Config(**{**SMALL, **fields}), precision, rel=0.01)
+    # A CPU keeps weights of rows in bf16, the kernels in fp32.
+    rel = 0.01 if precision == "fp32" else 0.04
+    check_activations(Config(**{**SMALL, **fields}), precision, rel=rel)
 
 
 def test_initial_deviations():

@@ -277,6 +277,17 @@ def test_of_many_micro_batches_the_sums_of_rows_wait_and_not_the_reads():
     assert whole.own_reads > 5 * small.own_reads
 
 
+def test_tables_that_are_read_by_signs_have_copies_under_autocast():
+    config, train = _smallest("memoryformer"), _train()
+    count = config.param_count(VOCAB_SIZE)
+
+    found = _estimate(config, train, precision="bf16")
+
+    assert found.weight_copies == 2 * (count.total - count.embedding)
+    shared = _estimate(config, train, precision="bf16", memory_ranks=2, ranks=2)
+    assert shared.weight_copies == found.weight_copies - 2 * count.memory_values
+
+
 def test_the_peak_is_that_of_the_passes_or_of_the_update():
     held = {"parameters": 1, "gradients": 10, "optimizer_state": 100, "weight_copies": 1000}
 
