@@ -12,12 +12,7 @@ from torch import Tensor
 
 
 def fp16_parts(
-    x: Tensor,
-    strides: tuple[int, int, int],
-    n_rows: int,
-    padded_rows: int,
-    n_heads: int,
-    width: int,
+    x: Float[Tensor, "2 heads rows pieces piece_width"], padded_rows: int, n_parts: int
 ) -> tuple[
     Float[Tensor, "parts halves_x_heads padded_rows padded_width"],
     Float[Tensor, "halves_x_heads padded_rows"],
@@ -25,13 +20,13 @@ def fp16_parts(
 ]:
     """Return rows of both halves and all heads as fp16 parts, with their scales and norms.
 
-    Rows beyond `n_rows` are zeros.
-
-    A row is the sum of its parts times its scale; its norm is that of the sum of its parts.
-    `strides` lead to the next half, head and row.
+    The pieces of a row are put one after another. Rows beyond those of `x` are zeros. A row is the
+    sum of its parts times its scale, rounded to the 11 bits of fp16 where one part is less than
+    `x` holds; its norm is that of the sum of its parts.
     """
-    n_parts = 2 if x.dtype == torch.float32 else 1
-    columns = padded_width(width)
+    _, n_heads, n_rows, pieces, piece_width = x.shape
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    columns = padded_width(pieces * piece_width)
     parts = x.new_empty((n_parts, 2 * n_heads, padded_rows, columns), dtype=torch.float16)
     scales, norms = x.new_empty((2, 2 * n_heads, padded_rows), dtype=torch.float32)
     block = 16
@@ -40,18 +35,24 @@ def fp16_parts(
         parts,
         scales,
         norms,
-        *strides,
+        *x.stride()[:4],
         n_rows,
         padded_rows,
         n_heads,
-        width,
+        pieces * piece_width,
         columns,
+        PIECE=piece_width,
         PARTS=n_parts,
         BLOCK_R=block,
         BLOCK_D=triton.next_power_of_2(columns),
         num_warps=4,
     )
     return parts, scales, norms
+
+
+def parts_of(dtype: torch.dtype) -> int:
+    """Return how many fp16 numbers hold one of this type."""
+    return 2 if dtype == torch.float32 else 1
 
 
 def padded_width(width: int) -> int:
@@ -68,11 +69,13 @@ def _split(
     stride_half,
     stride_head,
     stride_row,
+    stride_piece,
     n_rows,
     padded_rows,
     n_heads,
     width,
     padded_width,
+    PIECE: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -82,8 +85,9 @@ def _split(
     column = tl.arange(0, BLOCK_D)
     origin = (book // n_heads).to(tl.int64) * stride_half
     origin += (book % n_heads).to(tl.int64) * stride_head
+    place = column // PIECE * stride_piece + column % PIECE
     x = tl.load(
-        x_ptr + origin + row[:, None].to(tl.int64) * stride_row + column[None, :],
+        x_ptr + origin + row[:, None].to(tl.int64) * stride_row + place[None, :],
         mask=(row < n_rows)[:, None] & (column < width)[None, :],
         other=0.0,
     ).to(tl.float32)  # [BLOCK_R, BLOCK_D]

@@ -20,6 +20,7 @@ No atomics: all sums have one order.
 """
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ from workloads.kernels.product_key_topk.bitonic_sort import (
     sort,
 )
 from workloads.kernels.product_key_topk.candidate_pairs import arrange, choose_pairs
-from workloads.kernels.product_key_topk.split_fp16 import fp16_parts, padded_width
+from workloads.kernels.product_key_topk.split_fp16 import fp16_parts, padded_width, parts_of
 
 MAX_KNN = 64
 """One thread sorts twice as many numbers of 64 bits, and it has 255 registers of 32."""
@@ -93,6 +94,17 @@ def applies(query: Tensor, sub_keys: Tensor, knn: int) -> bool:
     )
 
 
+class BestSubKeys(NamedTuple):
+    """The best sub-keys of a chunk of tokens."""
+
+    start: int
+    """First of the tokens."""
+    n_tokens: int
+    ordered: Int[Tensor, "halves_x_heads slots padded_tokens"]
+    """Score (fp32) above id, in 64 bits, best first; only the first `knn` slots are valid. The next
+    chunk overwrites them."""
+
+
 def select(
     query: Float[Tensor, "tokens heads key_dim"],
     sub_keys: Float[Tensor, "2 heads n_keys half_key_dim"],
@@ -110,15 +122,62 @@ def select(
         chunk_bytes: Most memory for what lies between the kernels.
         tile: In the place of what was fastest.
     """
-    # Sizes: the tile, and the room for what the kernels leave to each other.
     n_tokens, n_heads, _ = query.shape
-    n_keys, width = sub_keys.shape[2:]
-    query_parts, key_parts = (2 if x.dtype == torch.float32 else 1 for x in (query, sub_keys))
-    columns = padded_width(width)
+    n_keys = sub_keys.shape[2]
+    log_best = log_of_best(knn)
+    pairs = arrange(knn, log_best)
+    out_scores = torch.empty(n_tokens, n_heads, knn, device=query.device, dtype=torch.float32)
+    out_ids = torch.empty(n_tokens, n_heads, knn, device=query.device, dtype=torch.int64)
+    rows = query.unflatten(-1, (2, 1, -1)).permute(2, 1, 0, 3, 4)
+    for found in best_sub_keys(
+        rows, sub_keys[..., None, :], knn,
+        key_parts=parts_of(sub_keys.dtype), chunk_bytes=chunk_bytes, tile=tile,
+    ):  # fmt: skip
+        _, slots, padded_tokens = found.ordered.shape
+        choose_pairs[(triton.cdiv(found.n_tokens, WARP), n_heads)](
+            found.ordered, out_scores[found.start :], out_ids[found.start :],
+            found.n_tokens, padded_tokens, n_heads, n_keys, knn,
+            BLOCKS=pairs.blocks, TABLE=pairs.table, SIZES=pairs.sizes,
+            SLOTS=slots, LOG=log_best, BLOCK_T=WARP, num_warps=1,
+        )  # fmt: skip
+    return out_scores, out_ids
+
+
+def log_of_best(knn: int) -> int:
+    """Return log2 of how many of the best are put in order: `knn` at least."""
+    return max(4, (knn - 1).bit_length())
+
+
+def best_sub_keys(
+    query: Float[Tensor, "2 heads tokens pieces piece_width"],
+    sub_keys: Float[Tensor, "2 heads n_keys pieces piece_width"],
+    knn: int,
+    *,
+    key_parts: int,
+    chunk_bytes: int = CHUNK_BYTES,
+    tile: Tile | None = None,
+) -> Iterator[BestSubKeys]:
+    """Yield the `knn` best sub-keys of each token, head and half, chunk of tokens by chunk.
+
+    Scores are the products of whole rows: the sums of the products of their pieces.
+
+    Args:
+        query: Of both halves.
+        sub_keys: Left and right codebooks.
+        knn: Sub-keys of a half.
+        key_parts: fp16 numbers that hold a number of the sub-keys.
+        chunk_bytes: Most memory for what lies between the kernels.
+        tile: In the place of what was fastest.
+    """
+    # Sizes: the tile, and the room for what the kernels leave to each other.
+    _, n_heads, n_tokens, pieces, piece_width = query.shape
+    n_keys = sub_keys.shape[2]
+    query_parts = parts_of(query.dtype)
+    columns = padded_width(pieces * piece_width)
     tile = tile or _tile(columns, query_parts, key_parts)
     tile = tile._replace(columns=min(tile.columns, columns))
     books = 2 * n_heads
-    log_best = max(4, (knn - 1).bit_length())
+    log_best = log_of_best(knn)
     best = 2**log_best
     # Of those that reach the bound: 1.15 knn of many keys, and more than twice knn hardly ever.
     slots = 2 * best
@@ -129,13 +188,8 @@ def select(
     def new(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, device=query.device, dtype=dtype)
 
-    query = query if query.stride(-1) == 1 else query.contiguous()
-    sub_keys = sub_keys if sub_keys.stride(-1) == 1 else sub_keys.contiguous()
     # Sub-keys are split once, the queries chunk by chunk.
-    half, head, row, _ = sub_keys.stride()
-    keys, key_scales, key_norms = fp16_parts(
-        sub_keys, (half, head, row), n_keys, padded_keys, n_heads, width
-    )
+    keys, key_scales, key_norms = fp16_parts(sub_keys, padded_keys, key_parts)
     longest = (key_norms * key_scales).amax(1)
     first_tiles, key_tiles = (
         TensorDescriptor.from_tensor(keys.view(-1, columns), [rows, tile.columns])
@@ -150,18 +204,12 @@ def select(
     row_warps, lanes, deep = _crowded_layout(n_keys)
     crowded_programs = _crowded_programs(query.device, row_warps)
     row_scores = new(crowded_programs, deep * lanes, dtype=torch.float32)
-    pairs = arrange(knn, log_best)
-    out_scores = new(n_tokens, n_heads, knn, dtype=torch.float32)
-    out_ids = new(n_tokens, n_heads, knn, dtype=torch.int64)
 
     # Chunk by chunk, each kernel reads what the one before it left in these buffers.
     for start in range(0, n_tokens, chunk):
-        part = query[start : start + chunk]
-        tokens = len(part)
-        strides = (width, query.stride(1), query.stride(0))
-        queries, query_scales, query_norms = fp16_parts(
-            part, strides, tokens, chunk, n_heads, width
-        )
+        part = query[:, :, start : start + chunk]
+        tokens = part.shape[2]
+        queries, query_scales, query_norms = fp16_parts(part, chunk, query_parts)
         tiles_t = triton.cdiv(tokens, tile.tokens)
         _search[(books * tiles_t,)](
             queries, query_norms, first_tiles, key_tiles, key_scales, longest, maxima, found,
@@ -190,12 +238,7 @@ def select(
             found, found, counts, query_scales, tokens, chunk,
             SLOTS=slots, LOG=log_best, BLOCK_T=WARP, num_warps=1,
         )  # fmt: skip
-        choose_pairs[(triton.cdiv(tokens, WARP), n_heads)](
-            found, out_scores[start:], out_ids[start:], tokens, chunk, n_heads, n_keys, knn,
-            BLOCKS=pairs.blocks, TABLE=pairs.table, SIZES=pairs.sizes,
-            SLOTS=slots, LOG=log_best, BLOCK_T=WARP, num_warps=1,
-        )  # fmt: skip
-    return out_scores, out_ids
+        yield BestSubKeys(start, tokens, found)
 
 
 def _tile(columns: int, query_parts: int, key_parts: int) -> Tile:

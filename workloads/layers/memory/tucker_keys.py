@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
-from workloads.kernels.tucker_topk import leading_pair, tucker_topk
+from workloads.kernels.tucker_topk.op import tucker_topk
+from workloads.kernels.tucker_topk.reference import half_scores, leading_pair, topk_of_scores
 from workloads.layers.context import Context
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
@@ -139,16 +140,17 @@ class TuckerLookup(nn.Module):
             queries=lookup.queries_per_head,
         )
         query = self.query_norm(query)
-        dtype = torch.promote_types(query.dtype, torch.float32)
-        # Autocast would score in bf16, where many scores tie.
         with torch.autocast(query.device.type, enabled=False):
-            scores = query.to(dtype) @ self.key_norm(self.sub_keys).to(dtype).mT
-        row_scores, column_scores = scores.unbind(0)
-        chosen, ids = tucker_topk(row_scores, column_scores, self.core, lookup.knn)
+            sub_keys = self.key_norm(self.sub_keys)
         if self.training and lookup.key_balance:
+            # The loss is of the scores of all sub-keys.
+            row_scores, column_scores = half_scores(query, sub_keys).unbind(0)
+            chosen, ids = topk_of_scores(row_scores, column_scores, self.core, lookup.knn)
             context.losses.append(
                 lookup.key_balance * balance_loss(row_scores, column_scores, self.core, ids)
             )
+        else:
+            chosen, ids = tucker_topk(query, sub_keys, self.core, lookup.knn)
         return ids.flatten(1), chosen.flatten(1)
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from workloads.kernels.product_key_topk.op import product_key_topk
-from workloads.kernels.tucker_topk import leading_pair, tucker_topk
+from workloads.kernels.tucker_topk.reference import leading_pair, topk_of_scores
 
 
 def _grid(rows: Tensor, columns: Tensor, core: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def test_the_best_of_the_whole_grid_where_every_slot_is_a_candidate(sizes):
     core = torch.randn(heads, rank, rank, dtype=torch.float64, generator=generator)
     grid = _grid(rows, columns, core)
 
-    scores, ids = tucker_topk(rows, columns, core, n_keys)
+    scores, ids = topk_of_scores(rows, columns, core, n_keys)
 
     assert torch.equal(ids, _best(grid, n_keys))
     torch.testing.assert_close(scores, grid.gather(-1, ids))
@@ -61,7 +61,7 @@ def test_equal_scores_go_to_the_lowest_id(dtype, sizes):
     core = torch.randint(-1, 2, (heads, rank, rank), generator=generator)
     rows, columns, core = (x.to(dtype) for x in (rows, columns, core))
 
-    _, ids = tucker_topk(rows, columns, core, n_keys)
+    _, ids = topk_of_scores(rows, columns, core, n_keys)
 
     assert torch.equal(ids, _best(_grid(rows, columns, core), n_keys))
 
@@ -74,7 +74,7 @@ def test_of_rank_one_it_is_the_search_of_product_keys_on_the_logarithms(knn):
     rows, columns = logs.exp()[:, :, None]
     core = torch.ones(3, 1, 1, dtype=torch.float64)
 
-    scores, ids = tucker_topk(rows, columns, core, knn)
+    scores, ids = topk_of_scores(rows, columns, core, knn)
 
     for token in range(20):
         # A query of ones against sub-keys of one column scores what the sub-keys say.
@@ -97,7 +97,7 @@ def test_the_choice_is_exact_among_the_best_rows_and_columns_by_the_largest_sing
     candidate = ((row_rank < 4)[..., :, None] & (column_rank < 4)[..., None, :]).flatten(-2)
     grid = _grid(rows, columns, core).masked_fill(~candidate.transpose(0, 1), -torch.inf)
 
-    _, ids = tucker_topk(rows, columns, core, 4)
+    _, ids = topk_of_scores(rows, columns, core, 4)
 
     assert torch.equal(ids, _best(grid, 4))
 
@@ -138,17 +138,17 @@ def test_gradients_by_finite_differences():
     core = torch.rand(2, 2, 2, dtype=torch.float64, generator=generator)
     inputs = tuple(x.clone().requires_grad_() for x in (rows, columns, core))
 
-    assert torch.autograd.gradcheck(lambda *x: tucker_topk(*x, 3)[0], inputs)
+    assert torch.autograd.gradcheck(lambda *x: topk_of_scores(*x, 3)[0], inputs)
 
 
 def test_autocast_does_not_round_the_scores():
     generator = torch.Generator().manual_seed(0)
     rows, columns = torch.randn(2, 1, 2, 4, 9, generator=generator)
     core = torch.rand(1, 2, 2, generator=generator)
-    expected = tucker_topk(rows, columns, core, 5)
+    expected = topk_of_scores(rows, columns, core, 5)
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = tucker_topk(rows, columns, core, 5)
+        found = topk_of_scores(rows, columns, core, 5)
 
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
@@ -159,4 +159,4 @@ def test_more_rows_than_there_are_sub_keys_are_refused(knn):
     scores = torch.zeros(1, 2, 3, 5)
 
     with pytest.raises(ValueError, match=rf"knn must lie in 1\.\.n_keys \(5\), got {knn}"):
-        tucker_topk(scores, scores, torch.ones(1, 2, 2), knn)
+        topk_of_scores(scores, scores, torch.ones(1, 2, 2), knn)

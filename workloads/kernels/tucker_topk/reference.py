@@ -1,4 +1,4 @@
-"""Top-k selection by Tucker-decomposed scores, in plain torch."""
+"""Top-k selection by Tucker-decomposed scores in plain torch: the definition, and the CPU path."""
 
 import torch
 from jaxtyping import Float, Int
@@ -7,12 +7,47 @@ from torch.nn import functional
 
 from workloads.kernels.product_key_topk.reference import ordered_topk
 
-_SQUARINGS = 8
+SQUARINGS = 8
 """Of C^T C in `leading_pair`: of two singular values 1 % apart, 0.6 % of the smaller one's vector
 is left."""
 
 
 def tucker_topk(
+    query: Float[Tensor, "2 heads queries tokens half_key_dim"],
+    sub_keys: Float[Tensor, "2 heads rank n_keys half_key_dim"],
+    core: Float[Tensor, "heads rank rank"],
+    knn: int,
+) -> tuple[Float[Tensor, "tokens heads knn"], Int[Tensor, "tokens heads knn"]]:
+    """Return scores and ids of about the best `knn` slots (`topk_of_scores`), best first.
+
+    Differentiable in query, sub-keys and core.
+
+    Args:
+        query: Of both halves, for each rank or one for all.
+        sub_keys: Row and column codebooks of each rank.
+        core: What combines the ranks' scores.
+        knn: Slots per head.
+
+    Raises:
+        ValueError: If knn lies outside 1..n_keys.
+    """
+    row_scores, column_scores = half_scores(query, sub_keys).unbind(0)
+    return topk_of_scores(row_scores, column_scores, core, knn)
+
+
+def half_scores(
+    query: Float[Tensor, "2 heads queries tokens half_key_dim"],
+    sub_keys: Float[Tensor, "2 heads rank n_keys half_key_dim"],
+) -> Float[Tensor, "2 heads rank tokens n_keys"]:
+    """Return the products of queries and sub-keys, fp32 or wider."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    # Autocast would score in bf16, where many scores tie.
+    with torch.autocast(query.device.type, enabled=False):
+        products: Tensor = query.to(dtype) @ sub_keys.to(dtype).mT
+    return products
+
+
+def topk_of_scores(
     row_scores: Float[Tensor, "heads rank tokens n_keys"],
     column_scores: Float[Tensor, "heads rank tokens n_keys"],
     core: Float[Tensor, "heads rank rank"],
@@ -60,7 +95,7 @@ def leading_pair(
     stays away from 0.
     """
     gram = core.mT @ core
-    for _ in range(_SQUARINGS):
+    for _ in range(SQUARINGS):
         trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(torch.finfo(gram.dtype).tiny)
         gram = gram / trace[:, None, None]
         gram = gram @ gram

@@ -1,0 +1,1 @@
+"""Top-k selection by Tucker-decomposed scores, without scoring all slots."""
