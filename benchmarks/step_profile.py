@@ -3,13 +3,14 @@
     python benchmarks/step_profile.py memory_plus 3m                     # on a GPU
     python benchmarks/step_profile.py moe 3m --table-optimizer adamw
     python benchmarks/step_profile.py memory_plus d16 --device cpu --batch-tokens 512 --seq-len 64
+    python benchmarks/step_profile.py memory_plus 373m --seq-len 2048 --vocab-size 32000 --top 25
 
 A trial records its phases (docs/metrics.md, "Step time"); selection and bags lie inside of forward
 and backward, and inside of compiled blocks. Here torch's profiler adds up the durations of kernels
 by the operation that launched them, whatever graph they are in. Steps run compiled and not
 captured: the kernels of a captured step are the same. Between kernels nothing counts, so the sum is
 less than the wall time of an uncaptured step. On a CPU operations count with their own time, and
-selection, which is plain torch there, is among others.
+selection, which is plain torch there, is among others. `--top` lists single kernels too.
 """
 
 import argparse
@@ -64,6 +65,19 @@ def main() -> None:
     for kind, microseconds in sorted(times.items(), key=lambda item: -item[1]):
         milliseconds = microseconds / arguments.steps / 1000
         print(f"| {kind} | {milliseconds:.3f} | {microseconds / total:.2f} |")
+    if arguments.top:
+        _print_kernels(found.events(), arguments.steps, arguments.top)
+
+
+def _print_kernels(events: Iterable[Any], steps: int, top: int) -> None:
+    """Print the kernels that take most of a step, of all launches together."""
+    times: dict[str, list[float]] = {}
+    for event in events:
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            times.setdefault(event.name, []).append(event.self_device_time_total)
+    print("| kernel | launches a step | ms a step |\n|---|---|---|")
+    for name, each in sorted(times.items(), key=lambda item: -sum(item[1]))[:top]:
+        print(f"| {name[:90]} | {len(each) / steps:g} | {sum(each) / steps / 1000:.3f} |")
 
 
 def by_kind(events: Iterable[Any], *, on_gpu: bool) -> dict[str, float]:
@@ -96,6 +110,7 @@ def _step(arguments: argparse.Namespace, here: torch.device, bf16: bool) -> Any:
         seq_len=arguments.seq_len,
         lr=1e-3,
         table_optimizer=arguments.table_optimizer,
+        table_precision=arguments.table_precision,
     )
     training = fresh_step(
         module.Config(**module.PRESETS[arguments.preset]),
@@ -131,6 +146,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--vocab-size", type=int, default=4096)
     parser.add_argument("--table-optimizer", default="rowwise")
+    parser.add_argument("--table-precision", default="fp32")
+    parser.add_argument("--top", type=int, default=0, help="kernels listed one by one")
     parser.add_argument("--steps", type=int, default=2, help="profiled, after four that warm up")
     return parser.parse_args()
 

@@ -112,7 +112,7 @@ def test_chunks_and_strides():
 )
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradients_of_the_same_slots(shape, dtype, tolerance):
-    """Largest difference over the largest number. Two bf16 numbers for one fp32 keep 16 bits."""
+    """Largest difference over the largest number. A bf16 query has bf16 products."""
     query, sub_keys = _normal(shape, dtype)
     leaves = query.requires_grad_(), sub_keys.requires_grad_()
     scores, ids = op.product_key_topk(*leaves, shape[-1])

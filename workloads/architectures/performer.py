@@ -36,6 +36,7 @@ from torch.nn import functional
 
 from workloads.accounting.counts import Components, Precision
 from workloads.field_error import FieldError, PositiveInt
+from workloads.kernels.random_feature_attention.op import is_fused, random_feature_sums
 from workloads.layers.backbone.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
 from workloads.layers.backbone.size_family import nearest_member
 from workloads.layers.backbone.transformer import Transformer
@@ -43,6 +44,7 @@ from workloads.layers.context import Context
 from workloads.layers.mixers.attention import MultiHead
 from workloads.layers.mixers.linear_attention import (
     LinearAttentionShape,
+    normalised,
     normalised_mix,
 )
 from workloads.layers.mixers.stabilised_attention import stabilised_mix
@@ -187,9 +189,14 @@ class PerformerAttention(MultiHead):
         """Return the mixture by products of features."""
         if self.stabilised:
             return self._stabilised_mix(query, key, value, context)
+        # As autocast rounds the weights of products; fp32 in fp32.
+        vectors = self.random_vectors.to(value.dtype)
+        if context.cache is None and is_fused(query, key, value, vectors):
+            sums = random_feature_sums(query, key, value, vectors, eps=self.eps)
+            return normalised(*sums)
         query, key = (
-            self._features(query, value.dtype, is_key=False),
-            self._features(key, value.dtype, is_key=True),
+            self._features(query, vectors, value.dtype, is_key=False),
+            self._features(key, vectors, value.dtype, is_key=True),
         )
         return normalised_mix(query, key, value, chunk=self.shape.chunk, context=context)
 
@@ -207,14 +214,19 @@ class PerformerAttention(MultiHead):
             if before is not None:
                 level = torch.maximum(level, before[..., None])
             keys = (exponent - level[..., None]).exp() + self.eps
-        queries = self._features(query, wide, is_key=False)
+        queries = self._features(query, self.random_vectors, wide, is_key=False)
         return stabilised_mix(queries, keys, value, level, chunk=self.shape.chunk, context=context)
 
     def _features(
-        self, x: Float[Tensor, "batch heads seq d_head"], dtype: torch.dtype, *, is_key: bool
+        self,
+        x: Float[Tensor, "batch heads seq d_head"],
+        vectors: Float[Tensor, "features d_head"],
+        dtype: torch.dtype,
+        *,
+        is_key: bool,
     ) -> Float[Tensor, "batch heads seq features"]:
         features: Tensor = _PositiveFeatures.apply(  # type: ignore[no-untyped-call]
-            x.contiguous(), self.random_vectors, self.eps, is_key, dtype
+            x.contiguous(), vectors, self.eps, is_key, dtype
         )
         return features
 
@@ -235,6 +247,7 @@ class _PositiveFeatures(torch.autograd.Function):
     ) -> Tensor:
         scale = x.shape[-1] ** -0.25
         with torch.autocast(x.device.type, enabled=False):
+            vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
             wide = x.to(vectors.dtype)
             exponent = functional.linear(wide, vectors * scale)
             if is_key:

@@ -237,7 +237,7 @@ def normalised_mix(
     if context.cache is None and is_fused(query, key, value):
         mixed, weights = linear_attention(query, key, value, weigh=True)
         assert weights is not None
-        return (mixed / weights.clamp_min(1.0e-6)[..., None]).to(value.dtype)
+        return normalised(mixed, weights)
     d_head = value.shape[-1]
     # A product on a GPU wants rows of a multiple of eight numbers.
     n_ones = 8 - d_head % 8 if value.is_cuda else 1
@@ -247,6 +247,13 @@ def normalised_mix(
     )
     total, weight = torch.split_with_sizes(summed, [d_head, n_ones], dim=-1)
     return total / weight[..., :1].clamp_min(1.0e-6)
+
+
+def normalised(
+    sums: Float[Tensor, "batch heads seq d_head"], weights: Float[Tensor, "batch heads seq"]
+) -> Float[Tensor, "batch heads seq d_head"]:
+    """Return weighted sums over those of their weights, as `normalised_mix` does."""
+    return (sums / weights.clamp_min(1.0e-6)[..., None]).to(sums.dtype)
 
 
 def chunked_flops(seq_len: int, *, key_width: int, value_width: int, chunk: int) -> float:

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 import triton
-import triton.language as tl
 
 from workloads.kernels.product_key_topk import backward as gradient_kernels
 from workloads.kernels.product_key_topk import candidate_pairs
@@ -159,53 +158,20 @@ def test_the_pairs_of_a_token_are_sorted_by_one_thread(compile_for_sm90):
 
 
 OF_GRADIENTS = {
-    **dict.fromkeys(("grad_ptr", "weights_ptr", "sub_keys_ptr", "sums_ptr"), "*fp32:16"),
+    "grad_ptr": "*fp32:16",
     "ids_ptr": "*i64:16",
-    **dict.fromkeys(
-        ("stride_half", "stride_head", "stride_key", "stride_token", "n_tokens", "padded_tokens"),
-        "i32:16",
-    ),
-    **dict.fromkeys(("n_keys", "width", "knn"), "i32:16"),
-    **dict.fromkeys(("n_heads", "tiles_d"), "i32"),
+    **dict.fromkeys(("n_tokens", "n_keys", "knn"), "i32:16"),
+    "n_heads": "i32",
 }
 
 
 @pytest.mark.parametrize("slots", [pytest.param(32, marks=pytest.mark.long), 64])
-def test_weights_are_added_up_in_registers(compile_for_sm90, slots):
+@pytest.mark.parametrize("weights", ["bf16", "fp32"])
+def test_weights_are_added_up_in_registers(compile_for_sm90, slots, weights):
     made = compile_for_sm90(
-        gradient_kernels._scatter_weights,
-        OF_GRADIENTS,
-        {"SLOTS": slots, "BLOCK_T": gradient_kernels.SCATTERED // slots},
+        gradient_kernels._dense_weights,
+        {**OF_GRADIENTS, "weights_ptr": f"*{weights}:16"},
+        {"SLOTS": slots, "BLOCK_T": gradient_kernels.SCATTERED // slots, "BLOCK_N": 1024},
     )
 
     assert made.spills == 0
-
-
-@pytest.mark.parametrize(("query", "width"), [("bf16", 128), ("fp32", 256)])
-def test_gradients_of_queries_stay_in_registers(compile_for_sm90, query, width):
-    made = compile_for_sm90(
-        gradient_kernels._query_gradient,
-        {**OF_GRADIENTS, "grad_query_ptr": f"*{query}:16"},
-        {"BLOCK_T": 16, "BLOCK_D": width},
-    )
-
-    assert made.spills == 0
-
-
-@pytest.mark.parametrize(("query", "parts"), [("bf16", 1), ("fp32", 2)])
-def test_gradients_of_sub_keys_come_from_tensor_cores(compile_for_sm90, query, parts):
-    made = compile_for_sm90(
-        gradient_kernels._key_gradient,
-        {**OF_GRADIENTS, "query_ptr": f"*{query}:16"},
-        {
-            "QUERY_PARTS": parts,
-            "TYPE": tl.bfloat16,
-            "BLOCK_T": 64,
-            "BLOCK_N": 64,
-            "BLOCK_D": 128,
-        },
-        num_stages=4 - parts,
-    )
-
-    assert made.spills == 0
-    assert "HGMMA" in made.sass

@@ -1,0 +1,1 @@
+"""Causal linear attention by positive random features, on a GPU."""
