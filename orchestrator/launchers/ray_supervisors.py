@@ -76,6 +76,8 @@ class SupervisorPool:
         """Of each node, as the others reach it."""
         self.resources: dict[str, Mapping[str, float]] = {}
         """What Ray last listed of each node by name, its custom resources included."""
+        self.early: bytes | None = None
+        """Address of a fork server that waits for the first supervisor."""
         self._starting: dict[str, _Starting] = {}
         self._failures: Counter[str] = Counter()
         """Supervisors per node that did not start."""
@@ -177,7 +179,9 @@ class SupervisorPool:
                 **{name: os.environ.get(name, "") for name in SET_BY_RAY},
             },
             job=self._job,
+            early=self.early,
         )
+        self.early = None
         introduction = (
             actor.wait_until_ready.remote(),
             actor.describe.remote(),

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.node import worker
+from orchestrator.node.forked_rank import DONE, READY
 from orchestrator.node.reporter import StopFlag
 from orchestrator.records.rank_registry import RankRequest
 
 LOG = logging.getLogger(__name__)
-DONE = b"done\n"
-"""What a rank that waits for its next trial tells the fork server."""
 LEFT_BYTES = 2**26
 """GPU memory that a process may keep between two trials. The rest has been given back to others."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -37,7 +36,7 @@ def run_trials(command: Mapping[str, Any], link: socket.socket | None) -> int:
 
     Args:
         command: As the fork server got it.
-        link: Takes DONE and gives the next command, a JSON line; None: there is none.
+        link: Takes DONE and READY and gives the next command, a JSON line; None: there is none.
     """
     if link is None:
         _enter(command)
@@ -52,11 +51,15 @@ def run_trials(command: Mapping[str, Any], link: socket.socket | None) -> int:
             with warnings.catch_warnings():
                 code = worker.main(RankRequest.from_json(command["request"]), stop)
             # Somebody who asked a trial to leave meant the process: it does not take another.
-            if code != 0 or stop.requested or not _restored(fresh):
+            if code != 0 or stop.requested:
+                return code
+            # The controller chooses the next trial while this process is put in order.
+            link.sendall(DONE)
+            if not _restored(fresh):
                 return code
             for number, stream in streams.items():
                 os.dup2(stream, number)
-            link.sendall(DONE)
+            link.sendall(READY)
             line = commands.readline()
             if not line:
                 return 0
@@ -116,6 +119,8 @@ class ProcessState:
         if torch is not None:
             torch.set_rng_state(self._torch_random)
         gc.collect()
+        # What is left stays, so that the next collection need not look through the compiler.
+        gc.freeze()
         # The peak of resident memory begins anew, where the kernel offers that.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")

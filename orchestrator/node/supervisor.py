@@ -121,6 +121,7 @@ class NodeSupervisor:
         environment: Mapping[str, str],
         job: str = TRAIN,
         own_group: bool = False,
+        early: bytes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the fork server; it is ready when `wait_until_ready` has returned.
@@ -131,6 +132,7 @@ class NodeSupervisor:
             job: The job function that ranks run; decides what the fork server imports.
             own_group: Put the fork server into a process group of its own, so that Ctrl-C reaches
                 the controller only.
+            early: Address of a fork server that was started for this one (`early_fork_server.py`).
             clock: Monotonic seconds.
         """
         self._clock = clock
@@ -140,7 +142,7 @@ class NodeSupervisor:
         self._capped_at = clock()
         self._mps = MpsDaemon()
         self._fork_server = ForkServerProcess(
-            Path(log), environment=environment, job=job, own_group=own_group
+            Path(log), environment=environment, job=job, own_group=own_group, early=early
         )
 
     def wait_until_ready(self) -> float:
