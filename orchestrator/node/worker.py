@@ -35,6 +35,8 @@ LOCK_WAIT_S = 30.0
 """How long rank 0 waits for a dying predecessor to release the trial."""
 
 
+between_trials: dict[str, Any] | None = None
+"""What a trial leaves to the next one of its kind in this process; None: there is no next one."""
 JobFunction = Callable[[RankRequest, TrialSpec, RankReporter], dict[str, float]]
 
 
@@ -95,7 +97,9 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         rendezvous=request.attempt_dir.path / "rendezvous.json" if request.ranks > 1 else None,
         address=request.address,
     )
-    metrics: dict[str, float] = trainer.run(job, reporter, benchmarks=benchmarks(request, spec))
+    metrics: dict[str, float] = trainer.run(
+        job, reporter, benchmarks=benchmarks(request, spec), between=between_trials
+    )
     return {**metrics, **host_memory_peak(), **gpu_memory_peak(request)}
 
 
