@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.launchers.local import rank_environment
+from orchestrator.launchers.local import rank_environment, shares_gpus
 from orchestrator.launchers.ray_connect import death_reason, first_line
 from orchestrator.launchers.ray_embedded import SET_BY_RAY
 from orchestrator.node.fork_server_process import START_TIMEOUT_S
@@ -180,6 +180,7 @@ class SupervisorPool:
             },
             job=self._job,
             early=self.early,
+            shares_gpus=shares_gpus(self._sweep),
         )
         self.early = None
         introduction = (

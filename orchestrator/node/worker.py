@@ -8,6 +8,7 @@ from the trial's checkpoints folder, poll `reporter.should_stop()` once per step
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import logging
@@ -209,8 +210,12 @@ def run(request: RankRequest, reporter: RankReporter) -> None:
 
 
 def record_environment(attempt: AttemptDir) -> None:
-    """Write environment.json: what this attempt ran on."""
-    write_json(attempt.path / "environment.json", provenance.record_environment())
+    """Write environment.json: what this attempt ran on. For one process it is found out once."""
+    record = {**_environment(), "recorded_at": time.time()}
+    write_json(attempt.path / "environment.json", record)
+
+
+_environment = functools.cache(provenance.record_environment)
 
 
 def write_result(
