@@ -9,10 +9,11 @@
 processes that compute at once as clients of MPS; `again` the same sweep with other seeds in the
 same runs folder, so that caches are warm; `turns` the same without MPS; `peer` other code, as given
 by `--peer` (a checkout of another version), which may know neither MPS nor compilation. Each but
-`again` begins with empty caches. "until" is from the command to the first launch of a trial, "all
-trials" from there to the last result, "to the end" from the command to its exit. "over first" is
-the time to the last result over that of the first way. "processes" are those that trained: fewer
-than trials where a rank takes several, one after another.
+`again` begins with empty caches. "planned" is from the command to the submission's record, "until"
+from the command to the first launch of a trial, "all trials" from there to the last result, "to the
+end" from the command to its exit. "over first" is the time to the last result over that of the
+first way. "processes" are those that trained: fewer than trials where a rank takes several, one
+after another. Below each way stands where the seconds of its trials went (`trial_parts.py`).
 """
 
 import argparse
@@ -28,19 +29,25 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 from training_speed import SHAPES, text
+from trial_parts import table
+
+from orchestrator.records.trial_dir import SweepDir
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
-COLUMNS = ("way", "trials", "to last result s", "until s", "all trials s", "to the end s")
-COLUMNS += ("M tokens/s", "over first", "processes")
+COLUMNS = ("way", "trials", "to last result s", "planned s", "until s", "all trials s")
+COLUMNS += ("to the end s", "M tokens/s", "over first", "processes")
 
 
 class Done(NamedTuple):
     """One sweep that was run."""
 
+    planned_s: float
     until_s: float
     trials_s: float
     wall_s: float
     n_processes: int
+    sweep: Path
+    """Its folder."""
 
     @property
     def result_s(self) -> float:
@@ -52,7 +59,6 @@ def main() -> None:
     arguments = _arguments()
     on_gpu = arguments.device == "cuda"
     print(f"{torch.cuda.get_device_name() if on_gpu else 'CPU'}, torch {torch.__version__}")
-    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|", flush=True)
     ways = arguments.ways.split(",") + (["peer"] if arguments.peer else [])
     first = None
     with tempfile.TemporaryDirectory() as name:
@@ -64,10 +70,14 @@ def main() -> None:
             done = run(way, content, folder, arguments)
             first = first or done.result_s
             rate = n * content["train"]["tokens"] / done.trials_s / 1e6
-            cells = [way, str(n), f"{done.result_s:.1f}", f"{done.until_s:.1f}"]
+            cells = [way, str(n), f"{done.result_s:.1f}"]
+            cells += [f"{done.planned_s:.1f}", f"{done.until_s:.1f}"]
             cells += [f"{done.trials_s:.1f}", f"{done.wall_s:.1f}"]
             cells += [f"{rate:.2f}", f"{done.result_s / first:.2f}", str(done.n_processes)]
-            print("| " + " | ".join(cells) + " |", flush=True)
+            print("\n| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|")
+            print("| " + " | ".join(cells) + " |\n", flush=True)
+            if way != "peer":  # whose records may hold less
+                table(SweepDir(done.sweep))
 
 
 def sweep(arguments: argparse.Namespace, folder: Path, *, other_seeds: bool) -> dict[str, Any]:
@@ -131,7 +141,8 @@ def run(way: str, content: dict[str, Any], folder: Path, arguments: argparse.Nam
         command, cwd=code, env=environment, capture_output=True, text=True, check=False
     )
     wall_s = time.time() - started_at
-    trials = [*(place / "runs" / content["name"] / "trials").iterdir()]
+    folder = place / "runs" / content["name"]
+    trials = [*(folder / "trials").iterdir()]
     results = [trial / "result.json" for trial in trials]
     if ended.returncode or not all(result.exists() for result in results):
         raise SystemExit(f"{way}: {ended.stdout[-2000:]}\n{ended.stderr[-4000:]}")
@@ -141,7 +152,15 @@ def run(way: str, content: dict[str, Any], folder: Path, arguments: argparse.Nam
     ranks = {
         line for trial in trials for file in trial.rglob("ranks.jsonl") for line in lines(file)
     }
-    return Done(launched_at - started_at, finished_at - launched_at, wall_s, len(ranks))
+    planned_at = json.loads((folder / "submissions" / "0001.json").read_text())["submitted_at"]
+    return Done(
+        planned_at - started_at,
+        launched_at - started_at,
+        finished_at - launched_at,
+        wall_s,
+        len(ranks),
+        folder,
+    )
 
 
 def lines(file: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit
@@ -182,3 +183,12 @@ def rank_environment(sweep: SweepDir, code: Path | None = None) -> dict[str, str
         "TRITON_CACHE_DIR": str(compiled / "triton"),
         "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
     }
+
+
+def shares_gpus(sweep: SweepDir) -> bool:
+    """Return whether the first trial that is found asks for a part of a GPU: others will, too."""
+    with suppress(OSError, StopIteration, ExperimentError):
+        with os.scandir(sweep.path / "trials") as trials:
+            gpus = sweep.trial(next(trials).name).spec().resources.gpus
+        return gpus != "auto" and 0.0 < float(gpus) < 1.0
+    return False

@@ -16,6 +16,7 @@ its sweeps exchange what they use (`cluster_registry.py`).
 """
 
 import logging
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -42,6 +43,7 @@ from orchestrator.launchers.ray_connect import (
 from orchestrator.launchers.ray_embedded import RayEnvironment
 from orchestrator.launchers.ray_reservations import RayReservation, ReservationPool
 from orchestrator.launchers.ray_supervisors import Supervisor, SupervisorPool
+from orchestrator.node.early_fork_server import EarlyForkServer
 from orchestrator.node.fork_server_process import START_TIMEOUT_S
 from orchestrator.node.hardware import usable_cores
 from orchestrator.records.processes import ProcessId
@@ -120,13 +122,14 @@ class RayLauncher:
         self._address = address
         self._cpus = usable_cores() if cpus is None else cpus
         self._gpus = gpus
-        self._code = code
+        self._job, self._code = job, code
         self._priority = priority
         self._weight = weight
         self._grows = grows
         self._ray_environment = RayEnvironment()
         self._supervisors = SupervisorPool(sweep, job=job, code=code)
         self._reservations = ReservationPool(shared=address is not None)
+        self._early: EarlyForkServer | None = None
         self._registry: ClusterRegistry | None = None
         self._foreign_since: dict[str, float] = {}
         self._running: dict[str, _RunningAttempt] = {}
@@ -135,10 +138,14 @@ class RayLauncher:
 
     def start(self) -> None:
         """Start or join the cluster and have a supervisor on every node that can have one."""
+        environment = rank_environment(self._sweep, self._code)
         try:
+            if self._address is None:
+                log = self._sweep.path.absolute() / "nodes" / f"{os.uname().nodename}.log"
+                self._early = EarlyForkServer(log, environment=environment, job=self._job)
+                self._supervisors.early = self._early.address
             self._ray_environment.save()
             if self._address is None:
-                environment = rank_environment(self._sweep, self._code)
                 start_cluster(self._ray_environment, environment, cpus=self._cpus, gpus=self._gpus)
             else:
                 ping(self._address)
@@ -298,6 +305,9 @@ class RayLauncher:
             if self._registry is not None:
                 self._registry.leave()
             ray.shutdown()
+        if self._early is not None:
+            self._early.close()
+            self._early = None
         self._supervisors.clear()
         self._running.clear()
         self._ray_environment.close()

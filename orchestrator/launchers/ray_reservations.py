@@ -139,9 +139,14 @@ class ReservationPool:
     def _node_use(
         self, group: PlacementGroup, bundle: int, node: Node, *, cpus: float, gpus: float
     ) -> NodeUse:
-        """Return what a bundle holds; its GPUs are learnt by running a moment inside it."""
+        """Return what a bundle holds.
+
+        Where Ray had a choice, its GPUs are learnt by running a moment inside it: a second.
+        """
         gpu_ids: tuple[str, ...] = ()
-        if gpus:
+        if gpus and len(node.gpus) == max(1.0, gpus):
+            gpu_ids = node.gpus
+        elif gpus:
             strategy = PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=bundle
             )

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.launchers.local import rank_environment
+from orchestrator.launchers.local import rank_environment, shares_gpus
 from orchestrator.launchers.ray_connect import death_reason, first_line
 from orchestrator.launchers.ray_embedded import SET_BY_RAY
 from orchestrator.node.fork_server_process import START_TIMEOUT_S
@@ -76,6 +76,8 @@ class SupervisorPool:
         """Of each node, as the others reach it."""
         self.resources: dict[str, Mapping[str, float]] = {}
         """What Ray last listed of each node by name, its custom resources included."""
+        self.early: bytes | None = None
+        """Address of a fork server that waits for the first supervisor."""
         self._starting: dict[str, _Starting] = {}
         self._failures: Counter[str] = Counter()
         """Supervisors per node that did not start."""
@@ -177,7 +179,10 @@ class SupervisorPool:
                 **{name: os.environ.get(name, "") for name in SET_BY_RAY},
             },
             job=self._job,
+            early=self.early,
+            shares_gpus=shares_gpus(self._sweep),
         )
+        self.early = None
         introduction = (
             actor.wait_until_ready.remote(),
             actor.describe.remote(),

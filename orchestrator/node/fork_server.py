@@ -8,12 +8,14 @@ Commands come as JSON lines on stdin, events go as JSON lines to stdout:
         → {"started": KEY, "process": {…}}, later {"ended": KEY, "code": n}
     {"signal": KEY, "number": 15}
 
-and {"ready": seconds} once, at first.
+and {"ready": seconds} once, at first. If stdin is a listening socket, all this goes through the
+first connection to it by the same user, which is accepted after importing.
 
 A rank that is done with code 0 stays for `idle_s` seconds, unless `alike` is null or it was
 signalled. Then {"started": …} of a command with the same `alike`, environment and resources names
-that very process (`rank_process.py`). A rank that fails, or one that nothing alike follows, ends
-those that wait.
+that very process (`rank_process.py`). The command may come before the process is in order again:
+{"started": …} follows when it is. A rank that fails, or one that nothing alike follows, ends those
+that wait.
 
 Lifetimes: the end of stdin ends the fork server and its ranks. The kernel SIGKILLs the fork server
 when its parent dies, and the ranks when the fork server dies. So nothing outlives its parent.
@@ -30,6 +32,8 @@ import os
 import select
 import signal
 import socket
+import stat
+import struct
 import sys
 import time
 import traceback
@@ -55,27 +59,8 @@ class ForkServer:
         self._wake, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
 
-    def serve(self, modules: Sequence[str], optional: Sequence[str] = ()) -> None:
-        """Import, report it, serve commands until stdin ends; then end the ranks.
-
-        Args:
-            modules: What ranks need. Failing to import one is the end.
-            optional: What only some ranks need; a broken one is left to them.
-        """
-        start = time.perf_counter()
-        for module in modules:
-            importlib.import_module(module)
-        for module in optional:
-            try:
-                importlib.import_module(module)
-            except Exception:
-                traceback.print_exc()
-        threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 -- a count of names, no paths
-        if threads != 1:
-            raise RuntimeError(
-                f"importing {', '.join([*modules, *optional])} started {threads - 1} threads; "
-                "forking is unsafe"
-            )
+    def serve(self, import_s: float) -> None:
+        """Report how long importing took, serve commands until they end; then end the ranks."""
         # What is there now stays shared with every rank: the collector must not touch it.
         gc.collect()
         gc.freeze()
@@ -86,25 +71,30 @@ class ForkServer:
         # it received.
         for number in STOP_SIGNALS:
             signal.signal(number, lambda number, frame: None)
-        self._report({"ready": time.perf_counter() - start})
+        self._report({"ready": import_s})
         try:
             while self._serve_once():
                 pass
         finally:
-            for pid in self._ranks:
+            for pid, rank in self._ranks.items():
+                rank.next = None
                 os.kill(pid, signal.SIGKILL)
             while self._ranks:
                 self._reap(block=True)
 
     def _serve_once(self) -> bool:
         """Wait for something to do and do it; return False when stdin has ended."""
-        links = {rank.link: rank for rank in self._ranks.values() if rank.link and rank.key}
+        links = {
+            rank.link: (pid, rank)
+            for pid, rank in self._ranks.items()
+            if rank.link and not rank.ready
+        }
         waits: list[int | socket.socket] = [self._commands, self._wake, *links]
         readable, _, _ = select.select(waits, [], [], self._idle_left_s())
         # What is done comes first: a signal to it is late, a command may be its next trial.
-        for link, rank in links.items():
+        for link, (pid, rank) in links.items():
             if link in readable:
-                self._take_note(rank)
+                self._take_note(pid, rank)
         if self._wake in readable:
             signals = os.read(self._wake, 4096)
             self._reap(block=False)
@@ -137,14 +127,19 @@ class ForkServer:
         # It is our child and not yet reaped, so the pid is still its own.
         os.kill(pid, number)
 
-    def _take_note(self, rank: ForkedRank) -> None:
-        """Report what a rank says that it is done with; end it if it is to take no other trial."""
-        if not rank.finished():
-            return
-        self._report({"ended": rank.key, "code": 0})
-        rank.key, rank.idle_until = None, time.monotonic() + rank.idle_s
-        if rank.kind is None:
-            rank.close()
+    def _take_note(self, pid: int, rank: ForkedRank) -> None:
+        """Report what a rank says that it is done with; give it what waits for it to be ready.
+
+        End it if it is to take no other trial.
+        """
+        if rank.done():
+            self._report({"ended": rank.key, "code": 0})
+            rank.key, rank.idle_until = None, time.monotonic() + rank.idle_s
+            if rank.kind is None:
+                rank.close()
+        if rank.ready and rank.next is not None and rank.take(rank.next):
+            self._report_start(pid, rank.next)
+            rank.next = None
 
     def _idle_left_s(self) -> float | None:
         """Return the seconds until a rank has waited for too long; None while none waits."""
@@ -158,17 +153,25 @@ class ForkServer:
                 self._signal(pid, signal.SIGKILL)
 
     def _start(self, command: dict[str, Any]) -> None:
-        """Give a trial to a rank of its kind that waits, or to a new one."""
+        """Give a trial to a rank of its kind that is done with its own, or to a new one."""
         kind = kind_of(command)
-        for pid, rank in self._ranks.items():
-            if rank.idle and rank.kind == kind and rank.take(command):
+        free = [
+            (pid, rank)
+            for pid, rank in self._ranks.items()
+            if rank.idle and rank.kind == kind and rank.next is None
+        ]
+        for pid, rank in sorted(free, key=lambda item: not item[1].ready):
+            if not rank.ready:
+                rank.next = command
+                return
+            if rank.take(command):
                 self._report_start(pid, command)
                 return
         # Ranks of other kinds hold part of a device that this one may need.
         self._end_idle(lambda rank: rank.kind != kind)
         self._fork(command, kind)
 
-    def _fork(self, command: dict[str, Any], kind: str | None) -> None:
+    def _fork(self, command: Mapping[str, Any], kind: str | None) -> None:
         ours, its = socket.socketpair() if kind is not None else (None, None)
         parent = os.getpid()
         pid = os.fork()
@@ -201,7 +204,7 @@ class ForkServer:
         assert process is not None, "a child that was not waited for exists, if only as a zombie"
         self._report({"started": command["start"], "process": process.to_json()})
 
-    def _become_rank(self, command: dict[str, Any], link: socket.socket | None) -> int:
+    def _become_rank(self, command: Mapping[str, Any], link: socket.socket | None) -> int:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in STOP_SIGNALS:
@@ -225,12 +228,14 @@ class ForkServer:
             code = os.waitstatus_to_exitcode(status)
             if rank.key is not None:
                 # It may have been killed after it was done, before anybody heard of that.
-                done = rank.finished()
+                done = rank.done()
                 self._report({"ended": rank.key, "code": 0 if done else code})
                 if code != 0 and not done:
                     # What ended it, a device or a node, may have harmed those that wait.
                     self._end_idle()
             rank.close()
+            if rank.next is not None:
+                self._fork(rank.next, kind_of(rank.next))
 
     def _report(self, event: dict[str, Any]) -> None:
         line = json.dumps(event).encode() + b"\n"
@@ -239,6 +244,44 @@ class ForkServer:
                 line = line[os.write(self._events, line) :]
             except BrokenPipeError:
                 return  # the parent is gone; the end of stdin follows
+
+
+def import_modules(modules: Sequence[str], optional: Sequence[str] = ()) -> float:
+    """Import what ranks need; return the seconds that took.
+
+    Args:
+        modules: Failing to import one is the end.
+        optional: What only some ranks need; a broken one is left to them.
+
+    Raises:
+        RuntimeError: If that started threads.
+    """
+    start = time.perf_counter()
+    for module in modules:
+        importlib.import_module(module)
+    for module in optional:
+        try:
+            importlib.import_module(module)
+        except Exception:
+            traceback.print_exc()
+    threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 -- a count of names, no paths
+    if threads != 1:
+        raise RuntimeError(
+            f"importing {', '.join([*modules, *optional])} started {threads - 1} threads; "
+            "forking is unsafe"
+        )
+    return time.perf_counter() - start
+
+
+def accept(listener: int) -> int:
+    """Return the first connection to a listening Unix socket that comes from the same user."""
+    with socket.socket(fileno=listener) as listening:
+        while True:
+            connection, _ = listening.accept()
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            if struct.unpack("3i", credentials)[1] == os.geteuid():
+                return connection.detach()
+            connection.close()
 
 
 def _exit_code(error: BaseException) -> int:
@@ -267,7 +310,11 @@ def main(arguments: Sequence[str]) -> None:
     os.dup2(2, 1)
     modules = list(arguments[1:])
     cut = modules.index("--if-possible") if "--if-possible" in modules else len(modules)
-    ForkServer(commands, events).serve(modules[:cut], modules[cut + 1 :])
+    import_s = import_modules(modules[:cut], modules[cut + 1 :])
+    if stat.S_ISSOCK(os.fstat(commands).st_mode):
+        commands = accept(commands)
+        events = os.dup(commands)
+    ForkServer(commands, events).serve(import_s)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,13 @@ import json
 import logging
 import os
 import select
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from orchestrator.node.hardware import visible_gpus
 from orchestrator.records.code_snapshot import with_code
@@ -36,6 +38,7 @@ COMPILER_ENVIRONMENT = {
     "TORCHINDUCTOR_USE_EXPERIMENTAL_BENCHMARKER": "0",
 }
 """What keeps the compiler's imports from opening CUDA, which would forbid forking."""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 START_TIMEOUT_S = 180.0
 """For importing torch from a cold, slow disk."""
 REPLACEMENTS = 2
@@ -48,41 +51,44 @@ class ForkServerProcess:
     """A running fork server (`orchestrator.node.fork_server`); one that died can be replaced."""
 
     def __init__(
-        self, log: Path, *, environment: Mapping[str, str], job: str, own_group: bool
+        self,
+        log: Path,
+        *,
+        environment: Mapping[str, str],
+        job: str,
+        own_group: bool,
+        early: bytes | None = None,
     ) -> None:
-        """Start it. The arguments are those of `NodeSupervisor`."""
+        """Start it, or connect to the one at `early`. The arguments are `NodeSupervisor`'s."""
         self._log = log
         self._environment = dict(environment)
-        self._modules = TRAINING_MODULES if job == TRAIN else ("orchestrator.node.worker",)
-        self._optional = workload_modules() if job == TRAIN else []
-        self._compiler = COMPILER_MODULES if job == TRAIN and visible_gpus() else ()
+        self._job, self._compiler = job, compiler_modules(job)
         self._own_group = own_group
+        self._unread = b""
+        self._import_s: float | None = None
+        self._process: subprocess.Popen[bytes] | Connection
+        self._commands: IO[bytes] | socket.SocketIO
+        self._events: IO[bytes] | socket.SocketIO
+        if early is not None:
+            try:
+                self._process = Connection(early)
+            except OSError:
+                LOG.warning("%s: the process that starts ranks has ended; another one", log)
+            else:
+                self._commands, self._events = self._process.stdin, self._process.stdout
+                return
         self._start()
 
     def _start(self) -> None:
         self._unread = b""
-        self._import_s: float | None = None
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        environment = {
-            **with_code(None, os.environ),
-            # Libraries size their thread pools when they are imported; here there must be none.
-            **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONUNBUFFERED": "1",
-            **COMPILER_ENVIRONMENT,
-            **self._environment,
-        }
-        command = [sys.executable, "-P", "-m", "orchestrator.node.fork_server", str(os.getpid())]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, *self._modules, "--if-possible", *self._optional, *self._compiler],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                process_group=0 if self._own_group else None,
-            )
+        self._import_s = None
+        self._process = start(
+            self._log,
+            environment=self._environment,
+            job=self._job,
+            compiler=self._compiler,
+            own_group=self._own_group,
+        )
         assert self._process.stdin is not None, "stdin is a pipe"
         assert self._process.stdout is not None, "stdout is a pipe"
         self._commands, self._events = self._process.stdin, self._process.stdout
@@ -127,14 +133,14 @@ class ForkServerProcess:
                 )
             if not events:
                 raise ExperimentError(
-                    f"{self._log}: importing {', '.join(self._modules)} took more than "
+                    f"{self._log}: importing what ranks need took more than "
                     f"{START_TIMEOUT_S:.0f} s; is the disk that holds the Python environment slow?"
                 )
         return self._import_s
 
     def send(self, command: Mapping[str, Any]) -> None:
         """Send a command; one to a dead process is lost, and reading events notices that."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(ConnectionError):
             # Unbuffered, and a pipe takes a line whole: nothing is left over when it dies.
             self._commands.write(json.dumps(command).encode() + b"\n")
 
@@ -143,7 +149,10 @@ class ForkServerProcess:
         out = self._events.fileno()
         while select.select([out], [], [], timeout_s)[0]:
             timeout_s = 0.0
-            chunk = os.read(out, 1 << 16)
+            try:
+                chunk = os.read(out, 1 << 16)
+            except ConnectionError:
+                chunk = b""
             if not chunk:
                 self._process.wait()
                 break
@@ -168,6 +177,117 @@ class ForkServerProcess:
     def _close_pipes(self) -> None:
         self._commands.close()
         self._events.close()
+        if isinstance(self._process, Connection):
+            self._process.close()
+
+
+class Connection:
+    """Stands for the process of a fork server that another process started (`early_fork_server`).
+
+    It ends with the connection. `poll`, `wait`, `kill` are as those of `Popen`.
+    """
+
+    returncode = -signal.SIGKILL
+
+    def __init__(self, address: bytes) -> None:
+        """Connect.
+
+        Raises:
+            OSError: If it has ended.
+        """
+        self._socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._socket.connect(address)
+        except OSError:
+            self._socket.close()
+            raise
+        self.stdin = self._socket.makefile("wb", buffering=0)
+        self.stdout = self._socket.makefile("rb", buffering=0)
+
+    def poll(self) -> int | None:
+        """Return None while it runs, or has said what nobody has read."""
+        try:
+            if self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                return None
+        except BlockingIOError:
+            return None
+        except OSError:
+            pass
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Send it no more; return when it has ended.
+
+        Raises:
+            TimeoutExpired: If it takes too long.
+        """
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+        self._socket.settimeout(timeout)
+        try:
+            with contextlib.suppress(ConnectionError):
+                while self._socket.recv(1 << 16):
+                    pass
+        except TimeoutError as error:
+            raise subprocess.TimeoutExpired("fork server", timeout or 0.0) from error
+        return self.returncode
+
+    def kill(self) -> None:
+        """Wait for it no more: who started it ends it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._socket.close()
+
+
+def start(
+    log: Path,
+    *,
+    environment: Mapping[str, str],
+    job: str,
+    compiler: Sequence[str],
+    own_group: bool,
+    stdin: int = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """Start a fork server as a child that dies with this thread.
+
+    Args:
+        log: Takes what it prints.
+        environment: Variables beyond those of this process.
+        job: What ranks run; decides what is imported.
+        compiler: `compiler_modules`, or less.
+        own_group: Whether it gets a process group of its own.
+        stdin: Where commands come from.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    modules = TRAINING_MODULES if job == TRAIN else ("orchestrator.node.worker",)
+    optional = workload_modules() if job == TRAIN else []
+    command = [sys.executable, "-P", "-m", "orchestrator.node.fork_server", str(os.getpid())]
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [*command, *modules, "--if-possible", *optional, *compiler],
+            bufsize=0,
+            stdin=stdin,
+            stdout=subprocess.PIPE if stdin == subprocess.PIPE else subprocess.DEVNULL,
+            stderr=output,
+            env={
+                **with_code(None, os.environ),
+                # Libraries size thread pools when they are imported; here there must be none.
+                **dict.fromkeys(_THREADS, "1"),
+                "CUDA_VISIBLE_DEVICES": "",
+                "PYTHONUNBUFFERED": "1",
+                **COMPILER_ENVIRONMENT,
+                **environment,
+            },
+            process_group=0 if own_group else None,
+        )
+
+
+def compiler_modules(job: str) -> Sequence[str]:
+    """Return what ranks need that compile; nothing where there is no GPU."""
+    return COMPILER_MODULES if job == TRAIN and visible_gpus() else ()
 
 
 def workload_modules() -> list[str]:

@@ -6,30 +6,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+DONE = b"done\n"
+"""What a rank says whose trial is done."""
+READY = b"ready\n"
+"""What it says then, once its process is as it was before."""
+
 
 @dataclass(kw_only=True)
 class ForkedRank:
     """A process that was forked and not yet reaped."""
 
     key: str | None
-    """What it runs; None: it waits for its next trial, or was ended while it did."""
+    """What it runs; None: it is done with that, or was ended afterwards."""
     kind: str | None
     """Of the trials that it takes (`kind_of`); None: it takes no further one."""
     link: socket.socket | None
-    """Brings DONE from it, and the next command to it (`rank_process.py`)."""
+    """Brings DONE and READY from it, and the next command to it (`rank_process.py`)."""
     idle_s: float = 0.0
     """How long it may wait for its next trial."""
     idle_until: float = 0.0
     """Monotonic seconds."""
+    ready: bool = False
+    """Whether it has put its process in order since the last trial."""
+    next: Mapping[str, Any] | None = None
+    """A command that it takes once it is ready, or another one if it ends before."""
 
     @property
     def idle(self) -> bool:
-        """Whether it waits for its next trial."""
+        """Whether it is done with its trial and takes another one."""
         return self.key is None and self.kind is not None
 
-    def finished(self) -> bool:
-        """Whether it has said that it is done and waits."""
-        if self.link is None or self.key is None:
+    def done(self) -> bool:
+        """Take in what it said; return whether it is done with its trial."""
+        if self.link is None:
             return False
         try:
             said = self.link.recv(64, socket.MSG_DONTWAIT)
@@ -39,7 +48,8 @@ class ForkedRank:
             said = b""
         if not said:  # it has ended, or is about to
             self.close()
-        return bool(said)
+        self.ready |= READY in said
+        return DONE in said
 
     def take(self, command: Mapping[str, Any]) -> bool:
         """Send it its next trial; return False if it has just died."""
@@ -48,7 +58,7 @@ class ForkedRank:
             self.link.sendall(json.dumps(command).encode() + b"\n")
         except OSError:
             return False
-        self.key = command["start"]
+        self.key, self.ready = command["start"], False
         return True
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """Process of a rank: runs one trial, or several of a kind one after another.
 
 What a trial on a GPU needs before its first step stays with the process: CUDA's context, compiled
-functions, libraries with their kernels. So a rank whose trial is done waits for the next of its
-kind, as if it had just been forked: numbers do not depend on what ran before. A trial that ends in
-any other way ends its process, and so does one that leaves a setting or GPU memory behind.
+functions, libraries with their kernels, and of a small trial the model with its CUDA graphs
+(`workloads.training.kept_step`). So a rank whose trial is done waits for the next of its kind, as
+if it had just been forked: numbers do not depend on what ran before. A trial that ends in any other
+way ends its process, and so does one that leaves a setting or GPU memory behind.
 """
 
 import gc
@@ -21,14 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.node import worker
+from orchestrator.node.forked_rank import DONE, READY
 from orchestrator.node.reporter import StopFlag
 from orchestrator.records.rank_registry import RankRequest
 
 LOG = logging.getLogger(__name__)
-DONE = b"done\n"
-"""What a rank that waits for its next trial tells the fork server."""
+KEPT_BYTES = 2**30
+"""GPU memory up to which a process keeps all that it has between two trials: of eight on a GPU a
+tenth. Giving it back and asking for it anew takes longer than a small trial's first steps."""
 LEFT_BYTES = 2**26
-"""GPU memory that a process may keep between two trials. The rest has been given back to others."""
+"""GPU memory that may stay where more than that is given back to others."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -37,12 +40,13 @@ def run_trials(command: Mapping[str, Any], link: socket.socket | None) -> int:
 
     Args:
         command: As the fork server got it.
-        link: Takes DONE and gives the next command, a JSON line; None: there is none.
+        link: Takes DONE and READY and gives the next command, a JSON line; None: there is none.
     """
     if link is None:
         _enter(command)
         return worker.main(RankRequest.from_json(command["request"]))
     streams = {number: os.dup(number) for number in (1, 2)}
+    worker.between_trials = {}
     _enter(command)
     fresh = ProcessState()
     with link, link.makefile("rb") as commands:
@@ -52,11 +56,15 @@ def run_trials(command: Mapping[str, Any], link: socket.socket | None) -> int:
             with warnings.catch_warnings():
                 code = worker.main(RankRequest.from_json(command["request"]), stop)
             # Somebody who asked a trial to leave meant the process: it does not take another.
-            if code != 0 or stop.requested or not _restored(fresh):
+            if code != 0 or stop.requested:
+                return code
+            # The controller chooses the next trial while this process is put in order.
+            link.sendall(DONE)
+            if not _restored(fresh):
                 return code
             for number, stream in streams.items():
                 os.dup2(stream, number)
-            link.sendall(DONE)
+            link.sendall(READY)
             line = commands.readline()
             if not line:
                 return 0
@@ -116,10 +124,12 @@ class ProcessState:
         if torch is not None:
             torch.set_rng_state(self._torch_random)
         gc.collect()
+        left = _reset_gpu(torch)
+        # What is left stays, so that the next collection need not look through the compiler.
+        gc.freeze()
         # The peak of resident memory begins anew, where the kernel offers that.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        left = _reset_gpu(torch)
         if left > LEFT_BYTES:
             LOG.info("this process takes no other trial: %d bytes of GPU memory stay", left)
         return left <= LEFT_BYTES
@@ -152,14 +162,22 @@ def _settings() -> tuple[object, ...]:
 
 
 def _reset_gpu(torch: Any) -> int:
-    """Give memory back, forget peaks and draws; return the bytes that torch still holds."""
+    """Forget draws; give memory back where it is much, and return the bytes that stay even so.
+
+    The peak of a process that keeps its memory is that of all its trials: they are of one kind.
+    """
     if torch is None or not torch.cuda.is_initialized():
         return 0
     torch.cuda.synchronize()
-    # Each trial computes on a stream of its own, and cuBLAS keeps a workspace for every one.
+    torch.cuda.manual_seed_all(torch.initial_seed())
+    if torch.cuda.memory_reserved() <= KEPT_BYTES:
+        return 0
+    if worker.between_trials:
+        # Its graphs know the workspaces of cuBLAS.
+        worker.between_trials.clear()
+        gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch._C._host_emptyCache()
     torch.cuda.reset_peak_memory_stats()
-    torch.cuda.manual_seed_all(torch.initial_seed())
     return int(torch.cuda.memory_reserved())

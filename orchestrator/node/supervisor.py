@@ -121,6 +121,8 @@ class NodeSupervisor:
         environment: Mapping[str, str],
         job: str = TRAIN,
         own_group: bool = False,
+        early: bytes | None = None,
+        shares_gpus: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the fork server; it is ready when `wait_until_ready` has returned.
@@ -131,16 +133,20 @@ class NodeSupervisor:
             job: The job function that ranks run; decides what the fork server imports.
             own_group: Put the fork server into a process group of its own, so that Ctrl-C reaches
                 the controller only.
+            early: Address of a fork server that was started for this one (`early_fork_server.py`).
+            shares_gpus: Whether ranks are likely to share GPUs. MPS then starts while the fork
+                server imports, otherwise with the first of them.
             clock: Monotonic seconds.
         """
         self._clock = clock
+        self._shares_gpus = shares_gpus
         self._attempts: dict[str, _RunningAttempt] = {}
         self._exits: list[AttemptExit] = []
         self._oom = OomKillCounter(clock)
         self._capped_at = clock()
         self._mps = MpsDaemon()
         self._fork_server = ForkServerProcess(
-            Path(log), environment=environment, job=job, own_group=own_group
+            Path(log), environment=environment, job=job, own_group=own_group, early=early
         )
 
     def wait_until_ready(self) -> float:
@@ -149,6 +155,8 @@ class NodeSupervisor:
         Raises:
             ExperimentError: If the fork server died; shows what it printed last.
         """
+        if self._shares_gpus and (gpus := visible_gpus()):
+            self._mps.environment(gpus[0])
         return self._fork_server.wait_until_ready()
 
     def describe(self) -> tuple[dict[str, Any], tuple[str, ...]]:

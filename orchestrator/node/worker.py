@@ -8,6 +8,7 @@ from the trial's checkpoints folder, poll `reporter.should_stop()` once per step
 """
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import logging
@@ -35,6 +36,8 @@ LOCK_WAIT_S = 30.0
 """How long rank 0 waits for a dying predecessor to release the trial."""
 
 
+between_trials: dict[str, Any] | None = None
+"""What a trial leaves to the next one of its kind in this process; None: there is no next one."""
 JobFunction = Callable[[RankRequest, TrialSpec, RankReporter], dict[str, float]]
 
 
@@ -95,7 +98,9 @@ def train(request: RankRequest, spec: TrialSpec, reporter: RankReporter) -> dict
         rendezvous=request.attempt_dir.path / "rendezvous.json" if request.ranks > 1 else None,
         address=request.address,
     )
-    metrics: dict[str, float] = trainer.run(job, reporter, benchmarks=benchmarks(request, spec))
+    metrics: dict[str, float] = trainer.run(
+        job, reporter, benchmarks=benchmarks(request, spec), between=between_trials
+    )
     return {**metrics, **host_memory_peak(), **gpu_memory_peak(request)}
 
 
@@ -205,8 +210,12 @@ def run(request: RankRequest, reporter: RankReporter) -> None:
 
 
 def record_environment(attempt: AttemptDir) -> None:
-    """Write environment.json: what this attempt ran on."""
-    write_json(attempt.path / "environment.json", provenance.record_environment())
+    """Write environment.json: what this attempt ran on. For one process it is found out once."""
+    record = {**_environment(), "recorded_at": time.time()}
+    write_json(attempt.path / "environment.json", record)
+
+
+_environment = functools.cache(provenance.record_environment)
 
 
 def write_result(

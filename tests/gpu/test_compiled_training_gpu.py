@@ -116,3 +116,22 @@ def test_phases_of_captured_steps_are_parts_of_their_time(tmp_path, name):
     assert found["step_time/communication_s"] < 0.1 * sum(phases)
     # The rate is that of other steps, and of a shared host.
     assert 0.05 * step_s < sum(phases) < 3.0 * step_s
+
+
+@pytest.mark.parametrize("name", ["dense", "memory_plus"])
+def test_a_trial_finds_what_it_finds_alone_with_the_graphs_of_another(tmp_path, name):
+    """Also where its graphs, compiled code and memory are those of a trial with other weights."""
+    alone, found, between = Recorder(), Recorder(), {}
+    train = {**job(tmp_path, name).train, "lr": 0.001}
+    run(job(tmp_path / "alone", name), alone)
+    run(job(tmp_path / "first", name, seed=4, train=train), Recorder(), between=between)
+    step = between["step"].step
+    run(job(tmp_path / "second", name), found, between=between)
+
+    assert between["step"].step is step
+    for at, row in alone.rows.items():
+        if name == "dense":
+            assert found.rows[at]["train/loss"] == row["train/loss"], at
+            assert found.rows[at]["train/grad_norm"] == row["train/grad_norm"], at
+        else:  # sums of gradients of table rows have no fixed order here
+            assert found.rows[at]["train/loss"] == pytest.approx(row["train/loss"], rel=2e-2), at

@@ -1,6 +1,6 @@
 """kill -9 in the middle of a sweep on Ray: everything is finished once, with the same numbers, and nothing stays.
 
-`parent_of` walks up from a rank: rank, fork server, supervisor (Ray's actor).
+The parent of a rank is its fork server, that of the first fork server the controller, which starts it before Ray.
 """
 
 import os
@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from orchestrator.records import logs
@@ -30,6 +31,12 @@ def parent_of(pid):
 
 def name_of(pid):
     return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def supervisor_of(controller):
+    below = psutil.Process(controller.pid).children(recursive=True)
+    (found,) = (process.pid for process in below if "ray::NodeSupervisor" in name_of(process.pid))
+    return found
 
 
 def folders_of_ray(controller):
@@ -58,8 +65,8 @@ def test_killed_rank_fork_server_and_supervisor_cost_an_attempt_each(tiny, undis
     os.kill(fork_server, signal.SIGKILL)
 
     third, rank = another(tiny, than=[first, second])
-    supervisor = parent_of(parent_of(rank.pid))
-    assert "ray::NodeSupervisor" in name_of(supervisor)
+    supervisor = supervisor_of(controller)
+    assert parent_of(parent_of(rank.pid)) == supervisor, "the fork server was replaced"
     os.kill(supervisor, signal.SIGKILL)
 
     assert controller.wait(timeout=200) == 0, tiny.log(1)
@@ -85,7 +92,8 @@ def test_a_supervisor_killed_while_the_storage_fails_is_told_once_it_answers(
     monkeypatch.setenv("PYTHONPATH", FAULTS, prepend=os.pathsep)
     controller = tiny.submit(1, "ray")
     lost, rank = tiny.middle()
-    supervisor = parent_of(parent_of(rank.pid))
+    supervisor = supervisor_of(controller)
+    assert parent_of(parent_of(rank.pid)) == controller.pid
     (tmp_path / "new").write_text("EIO")
     (tmp_path / "new").rename(flag)
     os.kill(supervisor, signal.SIGKILL)

@@ -198,6 +198,13 @@ class Optimizer:
         if self.tables is not None:
             self.tables.step(self._table_lr)
 
+    def reset(self) -> None:
+        """Clear AdamW's state, in place: a captured step knows its addresses."""
+        for state in self.adamw.state.values():
+            for value in state.values():
+                value.zero_()
+        self.adamw.zero_grad(set_to_none=True)
+
     def load_adamw(self, saved: dict[str, Any]) -> None:
         """Go on from `adamw.state_dict()`, which may be of another kind of device."""
         self.adamw.load_state_dict(saved)

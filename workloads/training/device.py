@@ -4,6 +4,7 @@ import ctypes
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -112,11 +113,15 @@ def gpu_stream(device: torch.device, *, own: bool = True) -> Iterator[None]:
         SDPBackend.EFFICIENT_ATTENTION,
         SDPBackend.MATH,
     ]
-    stream = torch.cuda.current_stream(device)
-    if own:
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream = _own_stream(device) if own else torch.cuda.current_stream(device)
     with torch.cuda.stream(stream), sdpa_kernel(backends, set_priority=True):
         yield
+
+
+@cache
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return a stream of this process: cuBLAS keeps a workspace for each, and graphs know it."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _keep_freed_memory() -> None:

@@ -7,7 +7,7 @@ hands to the next (`checkpointing.TrainState`).
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import materialise_model
 from workloads.sharding.table_shard import count_params
-from workloads.training import device
+from workloads.training import device, kept_step
 from workloads.training.benchmark_hook import BenchmarkHook, ModelInTraining
 from workloads.training.checkpointing import Checkpointer, TrainState, latest_checkpoint
 from workloads.training.compilation import share_compile_cache
@@ -62,12 +62,14 @@ def run(
     reporter: Reporter,
     *,
     benchmarks: BenchmarkHook | None = None,
+    between: MutableMapping[str, Any] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Train from the last checkpoint, or from the start, to the last step; return the last metrics.
 
     The reporters of other ranks than 0 hear the progress only. Called again after it returned, it
-    returns the same metrics at once. `benchmarks` change no weights.
+    returns the same metrics at once. `benchmarks` change no weights. `between` takes what one call
+    may leave to the next in this process (`kept_step.py`); None keeps nothing.
 
     Raises:
         Interrupted: The reporter asked to stop; a checkpoint of that step is complete.
@@ -116,23 +118,29 @@ def run(
             # Before the first step: what cannot be asked must not cost a training.
             asked = Benchmarks(benchmarks, _tokenizer_for_benchmarks(sections.source, corpus))
         begin("model", "building the model")
-        model = _model(job, sections, corpus, mesh, here, resumes=bool(path))
+        begins = path is None and job.from_pretrained is None
+        kept = kept_step.take(between, job) if between is not None and begins else None
+        if kept is None:
+            model = _model(job, sections, corpus, mesh, here, resumes=bool(path))
         begin("start", "preparing the first step")
-        step, use = _step(job, sections, corpus, mesh, model, here, bf16=bf16)
-        state = TrainState(model=model, optimizer=step.optimizer, seconds=stopwatch.seconds)
+        step: TrainStep | CapturedStep
+        if kept is None:
+            step, use = _step(job, sections, corpus, mesh, model, here, bf16=bf16)
+        else:
+            step, use = kept.step, kept.use
+        state = TrainState(model=step.model, optimizer=step.optimizer, seconds=stopwatch.seconds)
         if path:
             state.restore(saved, path)
         del saved  # a second copy of all that was loaded
         # After the state is restored: a captured graph fixes the addresses of all tensors.
-        taken: TrainStep | CapturedStep = step
-        if _compiles(job, here):
-            taken = capture_if_possible(step, world_size=world.size, bf16=bf16)
+        if isinstance(step, TrainStep) and _compiles(job, here):
+            step = capture_if_possible(step, world_size=world.size, bf16=bf16)
         autocast = partial(device.autocast, bf16=bf16, device=here)
         trainer = Trainer(
             job,
             sections.config,
             corpus,
-            taken,
+            step,
             state,
             mesh,
             reporter,
@@ -141,7 +149,10 @@ def run(
             use,
             asked,
         )
-        return trainer.train()
+        metrics = trainer.train()
+        if between is not None:
+            kept_step.keep(between, job, step, use)
+        return metrics
 
 
 class _Sections(NamedTuple):

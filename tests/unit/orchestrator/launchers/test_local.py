@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.control.loop import Controller
-from orchestrator.launchers.local import DebugLauncher, ProcessLauncher
+from orchestrator.launchers.local import DebugLauncher, ProcessLauncher, shares_gpus
 from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.trial_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, Resources, Retries, TrialSpec, TrialState
@@ -147,3 +147,20 @@ def test_debugger_lets_the_error_through_and_records_it(sweep):
     end = sweep.trial(trial).attempt(1).end()
     assert (end["outcome"], end["final"]) == ("user_error", True)
     assert "counting_job.py" in sweep.trial(trial).attempt(1).error()["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shares"), [(0, False), (0.125, True), (1, False), (2, False), ("auto", False)]
+)
+def test_trials_share_gpus_where_the_first_asks_for_a_part_of_one(sweep, gpus, shares):
+    assert not shares_gpus(sweep)
+    add(sweep, 0, resources=Resources(gpus=gpus))
+
+    assert shares_gpus(sweep) is shares
+
+
+def test_a_spec_that_cannot_be_read_shares_nothing(sweep):
+    trial = sweep.trial(add(sweep, 0, resources=Resources(gpus=0.5)))
+    (trial.path / "spec.json").unlink()
+
+    assert not shares_gpus(sweep)

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -220,6 +221,55 @@ def test_a_stop_that_comes_too_late_still_ends_the_process(node):
     process = node.run(job=STATE_JOB, is_told_to_stop=True)
 
     wait_until(lambda: not process.alive())
+
+
+def launch_while_it_puts_itself_in_order(node, before, **launch):
+    """Launch a trial whose predecessor's process is not in order yet; return both processes."""
+    first = node.launch(seed=0, job=STATE_JOB, slow_to_go=True)
+    assert node.code_of_end() == 0
+    process = process_of(first)
+    then = Timer(0.3, before, [process, Path(first.trial_path) / "gone"])
+    then.start()
+    following = node.launch(seed=1, job=STATE_JOB, **launch)
+    then.join()
+    assert node.code_of_end() == 0
+    return process, process_of(following)
+
+
+def test_a_trial_waits_for_the_process_of_its_kind_to_be_in_order(node):
+    first, following = launch_while_it_puts_itself_in_order(node, lambda _, gone: gone.touch())
+
+    assert first == following
+
+
+def test_a_trial_of_another_kind_does_not_wait_for_it(node):
+    first, other = launch_while_it_puts_itself_in_order(node, lambda _, gone: None, alike="b")
+
+    assert first != other
+    wait_until(lambda: not first.alive())
+
+
+def test_a_trial_that_waits_for_a_process_that_dies_gets_another(node):
+    first, other = launch_while_it_puts_itself_in_order(
+        node, lambda process, gone: os.kill(process.pid, signal.SIGKILL)
+    )
+
+    assert first != other
+    assert node.supervisor.poll() == []
+
+
+def test_a_trial_waits_for_a_process_that_is_never_in_order_for_some_time_only(node, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "IDLE_S", 0.5)
+    first, other = launch_while_it_puts_itself_in_order(node, lambda _, gone: None)
+
+    assert first != other
+    assert not first.alive()
+
+
+def test_a_trial_that_waits_for_a_process_that_keeps_a_setting_gets_another(node):
+    process = node.run(seed=0, job=STATE_JOB, keeps_dtype=True)
+
+    assert node.run(seed=1, job=STATE_JOB) != process
 
 
 def test_a_rank_waits_for_some_time_only(node, monkeypatch):

@@ -147,6 +147,20 @@ def test_ranks_that_share_a_gpu_are_clients_of_mps_where_it_works(node, monkeypa
     assert asked == ["1"]
 
 
+@pytest.mark.parametrize(("shares", "asked"), [(True, ["1"]), (False, [])])
+def test_mps_is_there_before_the_first_rank_where_gpus_will_be_shared(
+    node, monkeypatch, shares, asked
+):
+    seen: list[str] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2")
+    monkeypatch.setattr(node.supervisor._mps, "environment", lambda gpu: seen.append(gpu) or {})
+    monkeypatch.setattr(node.supervisor, "_shares_gpus", shares)
+
+    node.supervisor.wait_until_ready()
+
+    assert seen == asked
+
+
 def test_several_attempts_run_side_by_side(node):
     launches = [node.launch(seed=seed, gate_at=5) for seed in range(3)]
     for launch in launches:

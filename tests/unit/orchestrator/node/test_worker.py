@@ -281,7 +281,7 @@ def test_request_travels_as_json(make):
 def test_what_a_trial_logs_reaches_the_trainer(make, monkeypatch):
     asked = []
     trainer = SimpleNamespace(
-        RankJob=SimpleNamespace, run=lambda job, reporter, benchmarks: asked.append(job) or {}
+        RankJob=SimpleNamespace, run=lambda job, reporter, **others: asked.append(job) or {}
     )
     monkeypatch.setattr(
         worker.importlib, "import_module", {"workloads.training.train": trainer}.get
@@ -300,7 +300,7 @@ def test_the_trainer_takes_every_field_that_it_is_given(make, monkeypatch):
     from workloads.training import train as trainer
 
     asked = []
-    monkeypatch.setattr(trainer, "run", lambda job, reporter, benchmarks: asked.append(job) or {})
+    monkeypatch.setattr(trainer, "run", lambda job, reporter, **others: asked.append(job) or {})
     request = make()
 
     worker.train(request, request.trial.spec(), RankReporter(request))

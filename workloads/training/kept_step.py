@@ -1,0 +1,68 @@
+"""Kept step: model, optimizer and CUDA graphs of a trial, for the next trial of its kind.
+
+A small trial takes seconds, and building these anew a good part of them: a process that trains
+several trials of one kind, one after another, makes them once. For the next trial the initial
+weights are written and the optimizer's moments cleared in place, where the graphs expect them. What
+else differs, the learning rates and random draws, is set before each step anyway. So a trial takes
+the very steps that it takes in a process of its own.
+"""
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from workloads.layers.modules.init import initialise
+from workloads.training.cuda_graph import CapturedStep
+from workloads.training.device_use import DeviceUse
+from workloads.training.rank_job import RankJob
+from workloads.training.train_step import TrainStep
+
+_STEP = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptStep:
+    """A step that a trial has taken to its end, and whose next trial may take it."""
+
+    kind: RankJob
+    """`_kind` of that trial."""
+    step: TrainStep | CapturedStep
+    use: DeviceUse
+    """Of the device, by its trials."""
+
+    def renew(self, seed: int) -> None:
+        """Put model and optimizer in the state that they begin with."""
+        initialise(self.step.model, seed)
+        self.step.optimizer.reset()
+        self.step.phases.take()
+        self.step.phases.mean_s()
+
+
+def take(between: MutableMapping[str, Any], job: RankJob) -> KeptStep | None:
+    """Return what the last trial kept, renewed, if this one is of its kind; it is kept no more."""
+    kept: KeptStep | None = between.pop(_STEP, None)
+    if kept is None or kept.kind != _kind(job):
+        return None
+    kept.renew(job.seed)
+    return kept
+
+
+def keep(
+    between: MutableMapping[str, Any],
+    job: RankJob,
+    step: TrainStep | CapturedStep,
+    use: DeviceUse,
+) -> None:
+    """Keep the step of a trial that came to its end for the next one.
+
+    Optimizers of tables keep more than moments, and ranks of several do what others know of: both
+    begin anew.
+    """
+    if job.world_size == 1 and step.optimizer.tables is None:
+        between[_STEP] = KeptStep(kind=_kind(job), step=step, use=use)
+
+
+def _kind(job: RankJob) -> RankJob:
+    """Return the job without what may differ between trials that take the same step."""
+    return replace(job, seed=0, checkpoints=Path(), train={**job.train, "lr": None})
