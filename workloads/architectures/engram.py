@@ -32,7 +32,7 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Interval
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -252,6 +252,10 @@ class Engram(nn.Module):
         self.key_norm = RMSNorm(shape.d_model, eps=norm_eps)
         self.conv = None if shape.conv_kernel is None else _Convolution(shape, eps=norm_eps)
         self.usage = EngramUsage(ngrams.n_rows, table_rows=ngrams.table_rows)
+
+    def token_rows(self, tokens: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq rows"]:
+        """Return the rows that sequences read."""
+        return self.ngrams.rows(tokens)
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], context: Context

@@ -180,6 +180,10 @@ class NgramInput(nn.Module):
         self.projection = Linear(shape.width, shape.d_model, std=shape.row_width**-0.5)
         self.usage = MemoryUsage(ngrams.n_rows, table_rows=ngrams.table_rows)
 
+    def token_rows(self, tokens: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq rows"]:
+        """Return the rows that sequences read."""
+        return self.ngrams.rows(tokens)
+
     def forward(
         self, tokens: Int[Tensor, "batch seq"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
@@ -103,7 +103,9 @@ class ValueEmbeddingShape(Component):
 
     def table(self, vocab_size: int) -> TableComponent:
         """Return the table: a token reads one row."""
-        return TableComponent(n_rows=vocab_size, width=self.attention.d_kv, bag_size=1, distinct=1)
+        return TableComponent(
+            n_rows=vocab_size, width=self.attention.d_kv, bag_size=1, distinct=1, by_token=True
+        )
 
     def param_count(self) -> ParamCount:
         """Count the gate."""
@@ -144,6 +146,10 @@ class ValueEmbedding(nn.Module):
         n_heads = shape.attention.n_kv_heads
         self.gate = Linear(shape.gate_channels, n_heads, std=0.0) if shape.gate_channels else None
         self.usage = MemoryUsage(table.weight.shape[0])
+
+    def token_rows(self, tokens: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+        """Return the rows that sequences read."""
+        return tokens
 
     def forward(
         self, x: Float[Tensor, "batch seq d_model"], context: Context

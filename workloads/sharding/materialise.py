@@ -37,13 +37,14 @@ def materialise_model(
     here: torch.device,
     place: Place = "device",
     dense: Dense = "replicated",
+    host_dtype: torch.dtype | None = None,
 ) -> nn.Module:
     """Return the model of `make` on `here`, with sharded tables and uninitialised values.
 
     No rank ever holds a whole table: the model is made without storage first. So it is where
     `place` is host, whose tables are then whole and lie in the host's memory
     (`layers/memory/host_offload.py`), and where all other parameters are sharded over all ranks
-    (`dense`).
+    (`dense`). `host_dtype` is the type of tables on the host; None is the model's.
 
     Raises:
         ValueError: If ranks on one GPU are to share a table, or dense parameters: they talk through
@@ -78,7 +79,7 @@ def materialise_model(
         shard_tables(model, mesh, layout=layout)
     tables = [module for module in model.modules() if isinstance(module, MemoryTable)]
     if place == "host":
-        _put_on_host(tables, here)
+        _put_on_host(tables, here, host_dtype)
     if sharded:
         shard_dense(model, mesh.world, here=here, without=[table.weight for table in tables])
     for module in model.modules():
@@ -87,11 +88,13 @@ def materialise_model(
     return model
 
 
-def _put_on_host(tables: Sequence[MemoryTable], here: torch.device) -> None:
+def _put_on_host(
+    tables: Sequence[MemoryTable], here: torch.device, dtype: torch.dtype | None
+) -> None:
     if not tables:
         LOG.info("memory_tables host: this model has no table")
     for table in tables:
-        table.to_host(here)
+        table.to_host(here, dtype=dtype)
 
 
 def shard_tables(model: nn.Module, mesh: Mesh, *, layout: Layout) -> None:

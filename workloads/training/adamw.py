@@ -124,6 +124,16 @@ class Optimizer:
             self._scale(self._values, norms["value_grad_norm"])
         return norms
 
+    def begin(self, windows: Tensor, upcoming: Tensor | None) -> None:
+        """Bring the rows of host tables that a step reads (`RowPrefetch.begin`)."""
+        if self.tables is not None:
+            self.tables.prefetch.begin(windows, upcoming)
+
+    def settle(self) -> None:
+        """Let what is queued from now on see all tables updated (`RowPrefetch.settle`)."""
+        if self.tables is not None:
+            self.tables.prefetch.settle()
+
     def reduce_lookups(self) -> None:
         """Sum the lookups of tables between micro-batches (`TableOptimizer.reduce`)."""
         if self.tables is not None:

@@ -56,7 +56,7 @@ def waits_for_host(model: nn.Module, *, bf16: bool) -> bool:
     """Whether a pass waits for the host to find rows or loads (see `capture_if_possible`)."""
     dtype = torch.bfloat16 if bf16 else torch.float32
     for module in model.modules():
-        if isinstance(module, MemoryTable) and module.on_host:
+        if isinstance(module, MemoryTable) and module.on_host and not module.prefetched:
             return True
         if isinstance(module, Experts):
             rows = module.gate.new_empty(0, dtype=dtype)
@@ -96,17 +96,21 @@ class CapturedStep:
         lr: float,
         value_lr_ratio: float | None = None,
         also: Mapping[str, Tensor] | None = None,
+        upcoming: Int64[Tensor, "sequences seq_len+1"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Update the parameters once (arguments and result of `TrainStep.__call__`)."""
         records = bool(getattr(self.model, "recording_usage", False))
         if self._seen[records] < WARM_UP_STEPS:
             self._seen[records] += 1
             self.phases.wanted = False  # these steps are not taken as the others are
-            return self._step(windows, lr=lr, value_lr_ratio=value_lr_ratio, also=also)
+            return self._step(
+                windows, lr=lr, value_lr_ratio=value_lr_ratio, also=also, upcoming=upcoming
+            )
         if self._windows is None:
             self._windows = torch.empty_like(windows)
         self._windows.copy_(windows, non_blocking=True)
         self.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
+        self.optimizer.begin(windows, upcoming)
         kind = _Kind(records=records, timed=self.phases.wanted)
         if kind not in self._graphs:
             self._capture(kind)

@@ -16,7 +16,8 @@ from workloads.layers.modules.linear import VocabularyComponent
 from workloads.sharding.column_parallel import split_columns
 from workloads.sharding.materialise import Layout
 from workloads.training.config import TrainConfig
-from workloads.training.table_optimizer import READ_AS, RULE_OF
+from workloads.training.row_prefetch import N_COPIES
+from workloads.training.table_optimizer import READ_AS, RULE_OF, prefetches
 
 TEMPORARIES = 0.2
 """Share of the activations added for temporaries.
@@ -58,6 +59,9 @@ class TrainingMemory:
     their inputs, and one block that runs again."""
     fetched_rows: float
     """Of tables in the host's memory, the rows that one micro batch reads, if evenly."""
+    held_rows: int
+    """Of those whose rows tokens name, the copies that a step reads and updates, with their
+    optimizer state (`row_prefetch.py`)."""
     own_reads: int
     """Of deferred gradients, what waits for the update after this rank's share of a step: the
     lookups of all micro-batches, or of one and the sums of rows (`SparseGradient.reduce`)."""
@@ -79,6 +83,7 @@ class TrainingMemory:
         activations are gone.
         """
         held = self.parameters + self.gradients + self.optimizer_state + self.weight_copies
+        held += self.held_rows
         passes = (1.0 + TEMPORARIES) * self.activations + self.fetched_rows + self.own_reads
         passes += self.gathered
         return held + max(passes, self.all_reads + self.sorting)
@@ -162,7 +167,7 @@ def training_memory(
         activations += _kept_per_sharded_read(memory_ranks, memory_layout) * reads
 
     # AdamW's gradient of a table is dense; the other rules keep the reads of a step instead.
-    deferred, fetched = _Deferred(), 0.0
+    deferred, fetched, held_rows = _Deferred(), 0.0, 0
     if train.table_optimizer == "adamw" and memory_ranks == 1 and not tables_on_host:
         copied += sum(n * prod(shape) for n, table, shape in largest if table.hashed)
     if train.table_optimizer != "adamw":
@@ -173,13 +178,10 @@ def training_memory(
             ranks=ranks,
             memory_ranks=memory_ranks,
         )
-        if tables_on_host and micro_batch_tokens:
-            read = config.bytes_per_token(
-                vocab_size,
-                batch_tokens=micro_batch_tokens,
-                element_bytes=READ_AS[train.table_precision].itemsize,
+        if tables_on_host:
+            fetched, held_rows = _rows_on_device(
+                tables, train, micro_batch_tokens=micro_batch_tokens, ranks=ranks
             )
-            fetched = read["memory_values"] * micro_batch_tokens
     return TrainingMemory(
         # In fp32: value, gradient, two moments.
         parameters=4 * held + values,
@@ -188,6 +190,7 @@ def training_memory(
         weight_copies=2 * copied if precision == "bf16" else 0,
         activations=activations * micro_batch_tokens,
         fetched_rows=fetched,
+        held_rows=held_rows,
         own_reads=deferred.own,
         all_reads=deferred.all,
         sorting=deferred.sorting,
@@ -291,6 +294,32 @@ def _deferred(
         all=sums * holders,
         sorting=SORTED_READ_BYTES * rows * holders,
     )
+
+
+def _rows_on_device(
+    tables: Sequence[tuple[int, TableComponent]],
+    train: TrainConfig,
+    *,
+    micro_batch_tokens: int,
+    ranks: int,
+) -> tuple[float, int]:
+    """Return `fetched_rows` and `held_rows` of tables in the host's memory, how many of each."""
+    dtype = READ_AS[train.table_precision]
+    master = train.table_precision == "bf16_master"
+    fetched, held = 0.0, 0
+    for n, table in tables:
+        if prefetches(train.table_optimizer, by_token=table.by_token, ranks=ranks):
+            row = torch.empty(1, table.width, dtype=dtype, device="meta")
+            state = new_state(RULE_OF[train.table_optimizer], row, master=master)
+            row_bytes = 4 + row.nbytes + sum(each.nbytes for each in state.values())
+            room = min(table.n_rows, table.reads * train.batch_tokens)
+            held += n * N_COPIES * room * row_bytes
+        elif micro_batch_tokens:
+            read = table.bytes_per_token(
+                batch_tokens=micro_batch_tokens, element_bytes=dtype.itemsize
+            )
+            fetched += n * read["memory_values"] * micro_batch_tokens
+    return fetched, held
 
 
 def _dense_shares(count: ParamCount, n_layers: int, ranks: int) -> tuple[int, int, int]:

@@ -14,8 +14,10 @@ from workloads.kernels.table_update.update_rules import Kind, Rule, new_state
 from workloads.layers.memory.lookup_grad import LookupGrad
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.table import MemoryTable
+from workloads.layers.memory.token_reads import token_readers
 from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.training.config import TrainConfig
+from workloads.training.row_prefetch import VALUES, RowPrefetch, Rows
 
 RULE_OF: Mapping[str, Kind] = {
     "deferred_adamw": "adamw",
@@ -30,6 +32,15 @@ READ_AS: Mapping[str, torch.dtype] = {
     "bf16_master": torch.bfloat16,
 }
 """Type that a table has for whoever reads it, by `train.table_precision`."""
+
+
+def prefetches(table_optimizer: str, *, by_token: bool, ranks: int) -> bool:
+    """Whether the rows of a table in host memory are fetched before the step (`RowPrefetch`).
+
+    `deferred_adamw` updates rows that no token names, and other ranks read rows that this one does
+    not know of.
+    """
+    return by_token and ranks == 1 and table_optimizer != "deferred_adamw"
 
 
 class TableOptimizer:
@@ -64,7 +75,20 @@ class TableOptimizer:
         }
         self._config, self._seed = config, seed
         self._kind = RULE_OF[config.table_optimizer]
-        self._states = {name: self._begin(table) for name, table in self._tables.items()}
+        readers = token_readers(model)
+        fetched = {
+            name: table
+            for name, table in self._tables.items()
+            if table.on_host
+            and prefetches(
+                config.table_optimizer, by_token=table in readers, ranks=self._mesh.world.size
+            )
+        }
+        self._states = {
+            name: self._begin(table, prefetched=name in fetched)
+            for name, table in self._tables.items()
+        }
+        self.prefetch = RowPrefetch(fetched, readers, self._states)
         self._steps = dict.fromkeys(self._tables, 0)
         self._previous_norm: Tensor | None = None
         self.gathered: dict[str, LookupGrad] | None = None
@@ -74,14 +98,14 @@ class TableOptimizer:
         self._sums: dict[str, RowSums] = {}
         self._coefficient: Tensor | None = None
 
-    def _begin(self, table: MemoryTable) -> dict[str, Tensor]:
+    def _begin(self, table: MemoryTable, *, prefetched: bool) -> dict[str, Tensor]:
         """Convert a table to `table_precision`; return its initial optimizer state."""
         precision = self._config.table_precision
         master = precision == "bf16_master"
         exact = table.weight.detach()
         if precision != "fp32":
             table.store_as(READ_AS[precision])
-        table.defer_gradient()
+        table.defer_gradient(prefetched=prefetched)
         state = new_state(self._kind, table.weight, master=master, zeros_like=table.zeros_like)
         if master:
             write_halves(exact, high=table.weight.detach(), low=state["low"])
@@ -142,7 +166,7 @@ class TableOptimizer:
             self.gather()
         assert self.gathered is not None
         self._sums = {
-            name: row_sums(self._tables[name].weight.detach(), hits.ids, hits.weights, hits.x)
+            name: row_sums(self._rows(name)[VALUES], hits.ids, hits.weights, hits.x)
             for name, hits in self.gathered.items()
         }
         self.gathered = None
@@ -176,15 +200,23 @@ class TableOptimizer:
             # Popped, so that one table's sorted reads are gone before the next one's update.
             sums = self._sums.pop(name)
             norms[name] = sums.update_(
-                self._states[name],
+                self._rows(name),
                 rule,
                 self._coefficient,
                 mean_squares=self._mean_squares(table, sums),
             )
             torch.autograd.graph.increment_version(table.weight)
+        self.prefetch.write_back()
         if norms and self._config.table_clip == "previous":
             self._previous_norm = self._norm(norms)
         self._coefficient = None
+
+    def _rows(self, name: str) -> Rows:
+        """Return what the lookups of a table name the rows of: values and state."""
+        held = self.prefetch.held(name)
+        if held is not None:
+            return held
+        return {VALUES: self._tables[name].weight.detach(), **self._states[name]}
 
     def _norm(self, norms: Mapping[str, Tensor]) -> Tensor:
         """Return the norm over all tables, given the norms of what is held here."""

@@ -194,6 +194,8 @@ def _model(
         here=here,
         place=job.memory_tables,
         dense=job.dense_parameters,
+        # Halves of a master are made of fp32 values.
+        host_dtype=torch.bfloat16 if sections.config.table_precision == "bf16" else None,
     )
     initialise(model, job.seed)
     if sections.config.document_mask:
@@ -391,6 +393,7 @@ class Trainer:
         before = self._stopwatch.seconds["data"]
         with self._stopwatch.on("data"):
             windows = self._loader.batch(step)
+            upcoming = self._loader.batch(step + 1) if step < self._config.steps else None
         with self._stopwatch.on("train"):
             set_usage_recording(self._model, now=self._usage.records(step))
             device.seed(_seed_of(self._job.seed, step=step, rank=self._world.rank), self._here)
@@ -400,6 +403,7 @@ class Trainer:
                 lr=learning_rate(step, self._config),
                 value_lr_ratio=value_lr_ratio(step, self._config),
                 also={"asked": asked},
+                upcoming=upcoming,
             )
             self._pending.add(numbers)
         self._phases.add("data", self._stopwatch.seconds["data"] - before)
@@ -428,6 +432,7 @@ class Trainer:
             Diverged: By one of them, the run has gone wrong for good.
         """
         with self._stopwatch.on("train"):
+            self._state.optimizer.settle()
             rows = self._pending.read()
             self._phases.read()
             # A checkpoint holds rank 0's flags: what only the others read would be lost with them.

@@ -103,6 +103,7 @@ class TrainStep:
         lr: float,
         value_lr_ratio: float | None = None,
         also: Mapping[str, Tensor] | None = None,
+        upcoming: Int64[Tensor, "sequences seq_len+1"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Update the parameters once; return the step's numbers, summed over the ranks.
 
@@ -111,12 +112,15 @@ class TrainStep:
             lr: Learning rate of the step.
             value_lr_ratio: Learning rate of memory values over `lr`; None is the config's.
             also: 0-d tensors to be summed in the same message as the losses, in place.
+            upcoming: The `windows` of the next call, whose rows of host tables are fetched
+                meanwhile (`row_prefetch.py`); None fetches none.
 
         Returns:
             `loss` and, for models that have one, `auxiliary_loss`; `also`; the norms of the
             gradients before clipping (`Optimizer.clip`).
         """
         self.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
+        self.optimizer.begin(windows, upcoming)
         return self.update(windows, also=also)
 
     def update(

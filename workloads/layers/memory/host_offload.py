@@ -5,8 +5,11 @@ other: every kernel reads and writes it, over the bus. What is expensive is to r
 many reads go through `fetch_rows`.
 """
 
+import contextlib
 import math
+import mmap
 import weakref
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,19 +26,19 @@ def empty_on_host(*shape: int, dtype: torch.dtype, device: torch.device) -> Floa
 
     Of a CPU an ordinary one.
 
-    Operations on it are ordered as those on any tensor of the GPU. torch rounds pinned allocations
-    up to a power of two bytes.
+    Operations on it are ordered as those on any tensor of the GPU. It takes as many bytes as it
+    has: torch's own pinned memory is rounded up to a power of two.
 
     Raises:
         ValueError: If it has no element: there is nothing to map.
-        RuntimeError: If torch copied it instead of mapping it.
+        RuntimeError: If the memory cannot be pinned, or torch copied it instead of mapping it.
     """
     if device.type == "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     n_bytes = math.prod(shape) * dtype.itemsize
     if not n_bytes:
         raise ValueError(f"a tensor in host memory needs at least one element, got shape {shape}")
-    pinned = torch.empty(n_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    pinned = _pinned(n_bytes)
     here = torch.device(
         device.type, torch.cuda.current_device() if device.index is None else device.index
     )
@@ -45,6 +48,24 @@ def empty_on_host(*shape: int, dtype: torch.dtype, device: torch.device) -> Floa
             f"pinned host memory cannot be mapped on {here}; use memory_tables: device"
         )
     return mapped.view(dtype).view(shape)
+
+
+def _pinned(n_bytes: int) -> Tensor:
+    """Return zeros in memory that stays where it is, for a GPU to map."""
+    pages = mmap.mmap(-1, n_bytes)
+    with contextlib.suppress(
+        OSError
+    ):  # Large pages take fewer look-ups; not every kernel has them.
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    # All threads together make the pages; pinning would make them one by one.
+    pinned = torch.frombuffer(pages, dtype=torch.uint8).zero_()
+    failed = int(_runtime().cudaHostRegister(pinned.data_ptr(), n_bytes, 0))
+    if failed:
+        raise RuntimeError(
+            f"{n_bytes / 1e9:.1f} GB of host memory cannot be pinned (CUDA error {failed}); "
+            "use smaller tables, or memory_tables: device"
+        )
+    return pinned
 
 
 def zeros_on_host(like: Tensor, *, dtype: torch.dtype) -> Tensor:
@@ -92,3 +113,9 @@ class _Mapped:
 def _after_the_last_use(pinned: Tensor, device: torch.device) -> None:
     """Wait, and so let go of `pinned` when nothing that is queued reads or writes it."""
     torch.cuda.synchronize(device)
+    _runtime().cudaHostUnregister(pinned.data_ptr())
+
+
+def _runtime() -> Any:
+    """Return CUDA's own functions."""
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -10,6 +10,8 @@ from workloads.layers.memory.table import TableComponent
 class NgramTableComponent(TableComponent):
     """Table whose rows are concatenated. Layers that share it read the same rows."""
 
+    by_token: bool = True
+
     def active_params(self) -> int:
         """Count the rows that one token reads, the same in every layer."""
         return min(self.n_rows, self.bag_size) * self.width

@@ -37,7 +37,9 @@ class PerLayerShape(Component):
 
     def table(self, vocab_size: int) -> TableComponent:
         """Return the table: a token reads one row, all layers' slices at once."""
-        return TableComponent(n_rows=vocab_size, width=self.all_widths, bag_size=1, distinct=1)
+        return TableComponent(
+            n_rows=vocab_size, width=self.all_widths, bag_size=1, distinct=1, by_token=True
+        )
 
     def param_count(self) -> ParamCount:
         """Count the context's projection and norm, and gate, output and norm of every layer."""
@@ -86,6 +88,10 @@ class PerLayerInputs(nn.Module):
         self.projection = Linear(shape.d_model, shape.all_widths)
         self.norm = RMSNorm(shape.width, eps=norm_eps)
         self.usage = MemoryUsage(table.weight.shape[0])
+
+    def token_rows(self, tokens: Int[Tensor, "batch seq"]) -> Int[Tensor, "batch seq"]:
+        """Return the rows that sequences read."""
+        return tokens
 
     def forward(
         self,

@@ -12,6 +12,7 @@ from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.hash_bag.op import hash_bag
 from workloads.kernels.sign_hash.op import sign_hash
 from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.layers.memory.held_rows import HeldRows
 from workloads.layers.memory.host_offload import empty_on_host, fetch_rows, zeros_on_host
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.modules.autocast import to_autocast_dtype
@@ -69,17 +70,27 @@ class MemoryTable(nn.Module):
         self.on_host = False
         """Whether the values lie in host memory (`host_offload.py`), whatever device computes with
         them."""
+        self.prefetched = False
+        """Whether training steps read copies (`training/row_prefetch.py`), of host tables only."""
+        self.held: HeldRows | None = None
+        """The copies that this step reads; None: the values themselves are read."""
 
-    def defer_gradient(self) -> None:
+    def defer_gradient(self, *, prefetched: bool = False) -> None:
         """Keep the gradient sparse from now on, for `training/table_optimizer.py`."""
+        self.prefetched = prefetched
         self.sparse_gradient = SparseGradient(
-            fetch_rows if self.on_host else None, device=self.weight.device
+            fetch_rows if self.on_host and not prefetched else None, device=self.weight.device
         )
 
-    def to_host(self, device: torch.device) -> None:
+    @property
+    def initialises_in_place(self) -> bool:
+        """Whether first values are written where they lie, since no copy may fit beside them."""
+        return self.on_host
+
+    def to_host(self, device: torch.device, *, dtype: torch.dtype | None = None) -> None:
         """Keep the values, or open ones of a table on the meta device, in host memory.
 
-        `device` computes with them.
+        `device` computes with them. `dtype` becomes their type; None keeps the one they have.
 
         Raises:
             ValueError: If ranks share the table out.
@@ -90,7 +101,7 @@ class MemoryTable(nn.Module):
                 "set memory_ranks to 1"
             )
         weight = self.weight
-        values = empty_on_host(*weight.shape, dtype=weight.dtype, device=device)
+        values = empty_on_host(*weight.shape, dtype=dtype or weight.dtype, device=device)
         if not weight.is_meta:
             values.copy_(weight.detach())
         self.weight = nn.Parameter(values, requires_grad=weight.requires_grad)
@@ -98,6 +109,8 @@ class MemoryTable(nn.Module):
 
     def store_as(self, dtype: torch.dtype) -> None:
         """Change the type of the values, which stay the same parameter where they are."""
+        if self.weight.dtype == dtype:
+            return
         if self.on_host:
             values = empty_on_host(*self.weight.shape, dtype=dtype, device=self.weight.device)
             self.weight.data = values.copy_(self.weight.detach())
@@ -155,24 +168,28 @@ class MemoryTable(nn.Module):
 
         A deferred gradient fetches them itself.
         """
+        if self.held is not None:
+            return self.held.values, self.held.places(ids)
         if self.on_host and self.sparse_gradient is None:
             return fetch_rows(self.weight, ids)
         return self.weight, ids
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write a normal: of a part what the whole would have there."""
-        if self.shard is None:
+        if self.shard is None and not self.on_host:
             value.normal_(0.0, self.std, generator=generator)
-        else:
-            write_normal_part(
-                value,
-                self.std,
-                generator,
-                width=self.shard.width,
-                n_rows=self.shard.n_rows,
-                rows=self.shard.rows,
-                columns=self.shard.columns,
-            )
+            return
+        n_rows, width = self.weight.shape
+        shard = self.shard
+        write_normal_part(
+            value,
+            self.std,
+            generator,
+            width=width if shard is None else shard.width,
+            n_rows=n_rows if shard is None else shard.n_rows,
+            rows=range(n_rows) if shard is None else shard.rows,
+            columns=range(width) if shard is None else shard.columns,
+        )
 
 
 M = TypeVar("M", bound=nn.Module)
@@ -199,6 +216,8 @@ class TableComponent(Component):
     """Layers that read it."""
     hashed: bool = False
     """Read by signs: under autocast in its type, like the weight of a product."""
+    by_token: bool = False
+    """Whether tokens alone name the rows (`token_reads.py`)."""
 
     def param_count(self) -> ParamCount:
         """Count the rows once, however many layers read them."""

@@ -15,7 +15,10 @@ class Initialises(Protocol):
     """A module that owns parameters or buffers and knows their distribution."""
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
-        """Write the initial value of the own tensor `name` into `value`, fp32 on the CPU."""
+        """Write the initial value of the own tensor `name` into `value`, fp32 on the CPU.
+
+        A module whose `initialises_in_place` is true gets the tensor itself.
+        """
 
 
 def initialise(model: nn.Module, seed: int) -> None:
@@ -40,6 +43,7 @@ def initialise(model: nn.Module, seed: int) -> None:
             for name, tensor in own:
                 generator = _generator(seed, f"{prefix}.{name}" if prefix else name)
                 direct = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+                direct |= getattr(module, "initialises_in_place", False)
                 if direct and not is_sharded(tensor):
                     module.initialise(name, tensor, generator)
                 else:

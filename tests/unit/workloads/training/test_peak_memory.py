@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.sweep import registry
-from workloads.architectures import dense, memory_plus
+from workloads.architectures import dense, engram, memory_plus
 from workloads.distributed.collectives import Pending
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
@@ -22,6 +22,7 @@ from workloads.sharding.table_route import TableRoute
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
 from workloads.training.peak_memory import SORTED_READ_BYTES, TrainingMemory, training_memory
+from workloads.training.table_optimizer import TableOptimizer
 from workloads.training.train_step import accumulate_gradients
 
 VOCAB_SIZE, SEQ_LEN, SEQUENCES = 37, 8, 4
@@ -296,6 +297,7 @@ def test_the_peak_is_that_of_the_passes_or_of_the_update():
             **held,
             activations=activations,
             fetched_rows=5,
+            held_rows=0,
             own_reads=7,
             all_reads=all_reads,
             sorting=3,
@@ -330,6 +332,34 @@ def test_of_tables_on_the_host_a_gpu_holds_the_rows_that_a_micro_batch_reads(opt
     assert outside.fetched_rows == rows_read["memory_values"]
     assert whole.parameters - outside.parameters == 2 * values
     assert whole.optimizer_state - outside.optimizer_state == 2 * values + moments
+
+
+@pytest.mark.parametrize("rule", ["rowwise", "lazy_adamw", "sgd"])
+def test_of_tables_read_by_tokens_a_gpu_holds_the_copies_that_steps_make(rule):
+    """The estimate's bytes are those of the buffers."""
+    config = engram.Config(**engram.PRESETS["d8"])
+    train = _train(table_optimizer=rule, batch_tokens=8, seq_len=4)
+    with torch.device("meta"):
+        model = config.build(VOCAB_SIZE)
+    for table in model.memory_tables:
+        table.to_host(torch.device("cpu"))
+    model.to_empty(device="cpu")
+    tables = TableOptimizer(model, train)
+    tables.prefetch.begin(torch.zeros(2, 5, dtype=torch.int64), None)
+    made = sum(
+        each.nbytes
+        for copies in tables.prefetch._copies.values()
+        for rows in (copies._ids, copies._next, copies.current, copies._last)
+        for each in rows.values()
+    )
+
+    found = _estimate(config, train, tables_on_host=True, micro_batch_tokens=8)
+    several = _estimate(config, train, tables_on_host=True, micro_batch_tokens=8, ranks=2)
+
+    assert found.held_rows == made > 0
+    assert found.fetched_rows == 0
+    assert several.held_rows == 0
+    assert several.fetched_rows > 0
 
 
 @pytest.mark.parametrize("memory_ranks", [1, 2, 4])
