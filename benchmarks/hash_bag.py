@@ -114,6 +114,7 @@ def main() -> None:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
         for shape in ONE_HOT_SHAPES:
             _one_hot(shape, arguments.tokens)
+        _marks(ONE_HOT_SHAPES[0], arguments.tokens)
         return
     copy_gbps = gpu_timing.copy_gbps()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
@@ -248,6 +249,28 @@ def _one_hot(shape: Shape, tokens: int) -> None:
             print(f"{what:>70} | {failure!r:.100}", flush=True)
             continue
         print(f"{what:>70} | {ms:7.3f} {1e3 * tera / ms:8.0f} {error:>8}", flush=True)
+
+
+def _marks(shape: Shape, tokens: int) -> None:
+    """Time what notes the rows that a layer reads, compiled as in training."""
+    z = torch.randn(tokens, shape.chunks, shape.bits, device="cuda").bfloat16()
+    rows, _ = sign_hash.forward(z, **HOW)
+    first = torch.arange(shape.chunks, device="cuda")[:, None] << shape.bits
+    ever = torch.zeros(shape.chunks << shape.bits, dtype=torch.bool, device="cuda")
+
+    def fill(ids: Tensor) -> Tensor:
+        return ever.index_fill_(0, ids.reshape(-1).long(), True)
+
+    def compare(ids: Tensor) -> Tensor:
+        codes = first + torch.arange(1 << shape.bits, device="cuda")
+        return ever.logical_or_((ids.T[:, None, :] == codes[:, :, None]).any(-1).view(-1))
+
+    for name, mark in (("index_fill", fill), ("comparison", compare)):
+        run = torch.compile(mark)
+        ever.zero_()
+        run(rows)
+        right = torch.equal(ever.nonzero()[:, 0], rows.unique().long())
+        print(f"{f'rows marked by {name}':>70} | {median_ms(partial(run, rows)):7.3f} {right}")
 
 
 def _tiles(
