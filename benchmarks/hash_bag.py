@@ -85,11 +85,11 @@ SUMS = [
 ]
 TABLE_GRADIENTS = [
     *(
-        one_hot.Tile(tokens=64, rows=128, columns=128, warps=4, stages=3, programs=programs)
-        for programs in (1, 384, 700)
+        one_hot.Tile(tokens=64, rows=128, columns=128, warps=4, stages=3, resident=resident)
+        for resident in (1, 264, 396)
     ),
-    one_hot.Tile(tokens=64, rows=128, columns=256, warps=8, stages=3, programs=384),
-    one_hot.Tile(tokens=64, rows=256, columns=128, warps=8, stages=3, programs=384),
+    one_hot.Tile(tokens=64, rows=128, columns=256, warps=8, stages=3),
+    one_hot.Tile(tokens=64, rows=256, columns=128, warps=8, stages=3),
 ]
 SCORE_GRADIENTS = [
     one_hot.Tile(tokens=128, rows=128, columns=64, warps=4, stages=3),
@@ -114,6 +114,7 @@ def main() -> None:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
         for shape in ONE_HOT_SHAPES:
             _one_hot(shape, arguments.tokens)
+        _marks(ONE_HOT_SHAPES[0], arguments.tokens)
         return
     copy_gbps = gpu_timing.copy_gbps()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
@@ -250,6 +251,20 @@ def _one_hot(shape: Shape, tokens: int) -> None:
         print(f"{what:>70} | {ms:7.3f} {1e3 * tera / ms:8.0f} {error:>8}", flush=True)
 
 
+def _marks(shape: Shape, tokens: int) -> None:
+    """Time what notes the rows that a layer reads, compiled as in training."""
+    z = torch.randn(tokens, shape.chunks, shape.bits, device="cuda").bfloat16()
+    rows, _ = sign_hash.forward(z, **HOW)
+    ever = torch.zeros(shape.chunks << shape.bits, dtype=torch.bool, device="cuda")
+
+    def mark(ids: Tensor) -> Tensor:
+        return ever.index_fill_(0, ids.reshape(-1).long(), True)
+
+    for name, ids in (("token", rows), ("chunk", rows.T)):
+        run = partial(torch.compile(mark), ids)
+        print(f"{f'rows marked, {name} by {name}':>70} | {median_ms(run):7.3f}", flush=True)
+
+
 def _tiles(
     name: str,
     tried: list[one_hot.Tile],
@@ -259,7 +274,7 @@ def _tiles(
 ) -> Iterator[tuple[str, Callable[[], Tensor], Tensor]]:
     for tile in dict.fromkeys([*tried, used]):
         sizes = f"{tile.tokens} x {tile.rows} x {tile.columns}, {tile.warps} warps"
-        sizes += f", {tile.stages} stages" + f", {tile.programs} programs" * (tile.programs > 1)
+        sizes += f", {tile.stages} stages" + f", {tile.resident} at once"
         yield f"{name} {sizes} {'*' if tile == used else ' '}", partial(run, tile=tile), expected
 
 

@@ -25,6 +25,11 @@ SHAPES = [
     (2048, 40, 8, 1024),  # half of those that one kernel takes
     (4097, 6, 10, 1280),  # enough for the kernel that reads one table after another
     (20_000, 3, 5, 1001),
+    # Small tables of bf16, by products on tensor cores.
+    (8192, 64, 4, 512),
+    (8192, 64, 5, 512),
+    (9001, 37, 4, 528),
+    (9001, 5, 1, 784),
     (70_000, 2, 16, 66),
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
@@ -139,9 +144,10 @@ def test_one_kernel_and_two_find_the_same(dtype):
     _close(found[0], expected[0].double(), TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("tokens", [300, 8192])
-def test_repeats_are_bit_equal(tokens):
-    table, z, grad = _case((tokens, 64, 8, 512), torch.bfloat16)
+def test_repeats_are_bit_equal(tokens, bits):
+    table, z, grad = _case((tokens, 64, bits, 512), torch.bfloat16)
 
     def everything() -> tuple[Tensor, ...]:
         found = hash_bag(table, z, temperature=1.0, times_l1=True)
@@ -190,8 +196,9 @@ def test_compile_keeps_one_graph():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_host_does_not_wait(never_waiting):
-    table, z, grad = _case((8192, 64, 8, 512), torch.bfloat16)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_host_does_not_wait(never_waiting, bits):
+    table, z, grad = _case((8192, 64, bits, 512), torch.bfloat16)
 
     def everything() -> None:
         found = hash_bag(table, z, temperature=1.0, times_l1=True)[0]

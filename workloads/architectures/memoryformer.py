@@ -136,18 +136,19 @@ class Config(Accounted):
     @property
     def second(self) -> HashShape:
         """Sizes of M_2."""
-        return HashShape(
+        return self._hash(
             n_chunks=self.n_hidden_chunks or self.d_model // self.tau,
             bits=self.tau + self.expand_bits,
             width=self.d_model,
-            score=self.score,
-            temperature=self.temperature,
         )
 
     def _hash_stream(self, width: int) -> HashShape:
+        return self._hash(n_chunks=self.d_model // self.tau, bits=self.tau, width=width)
+
+    def _hash(self, *, n_chunks: int, bits: int, width: int) -> HashShape:
         return HashShape(
-            n_chunks=self.d_model // self.tau,
-            bits=self.tau,
+            n_chunks=n_chunks,
+            bits=bits,
             width=width,
             score=self.score,
             temperature=self.temperature,
@@ -262,7 +263,8 @@ class HashFeedForward(nn.Module):
         hidden = self.first(x, context)
         if self.gelu:
             hidden = functional.gelu(hidden)
-        output: Tensor = self.second(self.norm(hidden), context)
+        # As a linear map would read them: rounding changes no sign.
+        output: Tensor = self.second(to_autocast_dtype(self.norm(hidden)), context)
         return output
 
     def record_usage(self, output: Tensor, residual: Tensor) -> None:

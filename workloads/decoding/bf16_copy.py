@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from workloads.layers.backbone.transformer import Transformer
+from workloads.layers.memory.hash_memory import HashMemory
 from workloads.layers.memory.product_keys import ProductKeyLookup
 from workloads.layers.modules.linear import Head
 from workloads.layers.modules.moe import Experts, Router
 
 
 def bf16_copy(model: nn.Module) -> nn.Module:
-    """Return a copy whose matrices are bf16; it shares all other parameters, tables among them.
+    """Return a copy whose matrices are bf16, and tables read by signs; it shares all else.
 
     To be used under autocast: sums, norms and the residual stream stay in fp32. The sub-keys of
     product keys are rounded, too.
@@ -44,4 +45,6 @@ def _matrices(model: nn.Module) -> list[nn.Parameter]:
             found += module.parameters(recurse=False)
         if isinstance(module, ProductKeyLookup):
             found.append(module.sub_keys)
+        if isinstance(module, HashMemory) and module.table.read_whole:
+            found.append(module.table.weight)
     return found

@@ -32,13 +32,13 @@ class Tile:
     warps: int
     stages: int
     """Tiles on their way from memory at a time."""
-    programs: int = 1
-    """Of a table's gradient, over which its tokens are split up: about so many."""
+    resident: int = 132
+    """Programs that an H100 runs at once: it has 132 multiprocessors."""
 
 
 # Chosen by `benchmarks/hash_bag.py --one-hot`.
 SUMS = Tile(tokens=128, rows=64, columns=256, warps=8, stages=3)
-TABLE_GRADIENT = Tile(tokens=64, rows=128, columns=256, warps=8, stages=3, programs=384)
+TABLE_GRADIENT = Tile(tokens=64, rows=128, columns=256, warps=8, stages=3)
 SCORE_GRADIENT = Tile(tokens=128, rows=128, columns=64, warps=4, stages=3)
 
 MOST_BITS = 5
@@ -89,8 +89,8 @@ def table_gradient(
     constants = _constants(tile, rows, table)
     blocks = triton.cdiv(n_rows, tile.rows), triton.cdiv(width, constants["COLUMNS"])
     n_tiles = triton.cdiv(n_tokens, tile.tokens)
-    n_splits = triton.cdiv(tile.programs, blocks[0] * blocks[1])
-    tiles_each = max(_TILES_EACH, triton.cdiv(n_tiles, n_splits))
+    n_splits = _splits(blocks[0] * blocks[1], n_tiles, tile.resident)
+    tiles_each = triton.cdiv(n_tiles, n_splits)
     n_splits = triton.cdiv(n_tiles, tiles_each)
     # What is split is rounded once, like what is not.
     dtype = torch.float32 if n_splits > 1 else table.dtype
@@ -100,6 +100,19 @@ def table_gradient(
         *rows.shape, n_rows, width, tiles_each * tile.tokens, **constants,
     )  # fmt: skip
     return parts.sum(0).to(table.dtype) if n_splits > 1 else parts[0]
+
+
+def _splits(n_blocks: int, n_tiles: int, resident: int) -> int:
+    """Return into how many parts tokens are split, so that few multiprocessors idle at the end.
+
+    A part costs about a fortieth: it is written, and read to be added.
+    """
+
+    def worth(n_splits: int) -> float:
+        programs = n_splits * n_blocks
+        return programs / (triton.cdiv(programs, resident) * resident) - n_splits / 40
+
+    return max(range(1, max(1, n_tiles // _TILES_EACH) + 1), key=worth)
 
 
 _TILES_EACH = 32

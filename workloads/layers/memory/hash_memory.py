@@ -101,7 +101,8 @@ class HashMemory(nn.Module):
             temperature=self.shape.temperature,
             times_l1=self.shape.score == "l1_prob",
         )
-        self.usage.mark(ids)
+        # In the order in which kernels store them: rows of one small table lie in a cache line.
+        self.usage.mark(ids.T)
         if context.record_usage:
             self.usage.record(ids, weights)
         return (output + self.bias).view(*x.shape[:-1], self.shape.width)

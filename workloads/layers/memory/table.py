@@ -135,6 +135,11 @@ class MemoryTable(nn.Module):
             return self.sparse_gradient.weighted_bag(rows, places, weights)
         return weighted_bag(rows, places, weights)
 
+    @property
+    def read_whole(self) -> bool:
+        """Whether `hashed` reads the table as a product reads its weight."""
+        return self.sparse_gradient is None and self.shard is None and not self.on_host
+
     def hashed(
         self, z: Float[Tensor, "tokens chunks bits"], *, temperature: float, times_l1: bool
     ) -> tuple[
@@ -142,10 +147,10 @@ class MemoryTable(nn.Module):
     ]:
         """Return the sum of the rows that the signs of `z` name, their ids and their weights.
 
-        The sum has the table's type or, where the table is read whole, autocast's: every row of it
-        is read by many tokens, like those of a matrix.
+        The sum has the table's type or, with `read_whole`, autocast's: every row is read by many
+        tokens, like those of a matrix.
         """
-        if self.sparse_gradient is None and self.shard is None and not self.on_host:
+        if self.read_whole:
             table = to_autocast_dtype(self.weight)
             return hash_bag(table, z, temperature=temperature, times_l1=times_l1)
         ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)

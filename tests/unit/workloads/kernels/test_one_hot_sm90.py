@@ -56,7 +56,7 @@ def test_products_run_while_the_next_is_prepared_and_nothing_is_spilled(compiled
     waits = re.findall(r"wgmma.wait_group.sync.aligned (\d+)", made.ptx)
     # Only what comes after the loop waits for the last product.
     assert waits.count("0") == 1
-    assert "1" in waits
+    assert len(waits) > 1
 
 
 @pytest.mark.parametrize("name", ["sums", "table"])

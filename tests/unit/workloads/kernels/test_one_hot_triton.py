@@ -104,12 +104,19 @@ def test_tiles_in_use_equal_embedding_bag():
 @pytest.mark.parametrize("tokens", [600, 1024, 1031])
 def test_tokens_split_up_are_summed_once_each(tokens):
     case = table, rows, scores, grad = _case((tokens, 3, 2, 5), torch.float32)
-    tile = replace(SMALL["table"], programs=7)
+    tile = replace(SMALL["table"], tokens=4, resident=7)
+    assert one_hot._splits(1, tokens // 4, 7) == min(7, tokens // 4 // 32)
 
     found = one_hot.table_gradient(table, rows, scores, grad, tile=tile)
 
     _close(found, _expected(*case)[1], 1e-6)
     assert torch.equal(found, one_hot.table_gradient(table, rows, scores, grad, tile=tile))
+
+
+def test_tokens_are_split_so_that_few_multiprocessors_idle():
+    # Queries, keys and values, first and second layer of 30m in tiles of 128 x 256.
+    assert [one_hot._splits(blocks, 512, 132) for blocks in (96, 80, 128)] == [4, 3, 1]
+    assert one_hot._splits(1, 31, 132) == 1
 
 
 def test_what_is_no_number_stays_with_its_token():
