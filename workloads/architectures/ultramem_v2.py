@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
 from workloads.field_error import FieldError, NonNegativeFloat, PositiveInt
+from workloads.kernels.gated_bag.op import gated_bag
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
 from workloads.layers.backbone.size_family import (
     D_FF,
@@ -231,6 +232,21 @@ class ValueTables(nn.Module):
             else MemoryTable(n_rows, shape.pre_value_dim, std=std)
         )
 
+    def read(
+        self,
+        ids: Int[Tensor, "tokens rows"],
+        scores: Float[Tensor, "tokens rows"],
+        x: Float[Tensor, "tokens pre_value_dim"] | None,
+    ) -> tuple[Float[Tensor, "tokens value_dim"], Float[Tensor, "tokens rows"]]:
+        """Return `sum_i s_i (u_i . x) v_i`, without pre-values `sum_i s_i v_i`, and the weights."""
+        if self.pre_value is None or x is None:
+            return self.value(ids, scores), scores
+        if self.value.is_whole and self.pre_value.is_whole:
+            values = self.value.weight
+            return gated_bag(values, self.pre_value.weight, ids, scores, x.to(values.dtype))
+        weights = scores * self.pre_value.gathered_dot(ids, x)
+        return self.value(ids, weights), weights
+
 
 class UltraMemLayer(TuckerLookup):
     """Memory layer `W sum_i s_i (u_i . P x) v_i` over the chosen slots.
@@ -255,14 +271,13 @@ class UltraMemLayer(TuckerLookup):
     ) -> Float[Tensor, "*batch d_model"]:
         """Return the memory's output, to be added to the residual."""
         tokens = x.reshape(-1, self.lookup.d_model)
-        ids, weights = self.select(tokens, context)
-        tables = self.tables.module
-        if self.pre_value is not None and tables.pre_value is not None:
-            weights = weights * tables.pre_value.gathered_dot(ids, self.pre_value(tokens))
+        ids, scores = self.select(tokens, context)
+        projected = None if self.pre_value is None else self.pre_value(tokens)
+        read, weights = self.tables.module.read(ids, scores, projected)
         self.usage.mark(ids)
         if context.record_usage:
             self.usage.record(ids, weights)
-        output: Tensor = self.output(tables.value(ids, weights).to(x.dtype))
+        output: Tensor = self.output(read.to(x.dtype))
         return output.view(x.shape)
 
     def record_usage(self, output: Tensor, residual: Tensor) -> None:

@@ -75,6 +75,11 @@ class MemoryTable(nn.Module):
             fetch_rows if self.on_host else None, device=self.weight.device
         )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether `weight` holds all values, where they are read, and gets a dense gradient."""
+        return self.sparse_gradient is None and self.shard is None and not self.on_host
+
     def to_host(self, device: torch.device) -> None:
         """Keep the values, or open ones of a table on the meta device, in host memory.
 
@@ -130,7 +135,7 @@ class MemoryTable(nn.Module):
 
         Their ids and weights.
         """
-        if self.sparse_gradient is None and self.shard is None and not self.on_host:
+        if self.is_whole:
             return hash_bag(self.weight, z, temperature=temperature, times_l1=times_l1)
         ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
         return self(ids, weights), ids, weights
