@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, Components, FlopCount, ParamCount, Precision
 from workloads.architectures import dense
 from workloads.field_error import FieldError, NonNegativeFloat, PositiveInt
-from workloads.kernels.gated_bag.op import gated_bag
 from workloads.layers.backbone.llama import BACKBONES, PAPER, TINY, LlamaBackbone
 from workloads.layers.backbone.size_family import (
     D_FF,
@@ -232,21 +231,6 @@ class ValueTables(nn.Module):
             else MemoryTable(n_rows, shape.pre_value_dim, std=std)
         )
 
-    def read(
-        self,
-        ids: Int[Tensor, "tokens rows"],
-        scores: Float[Tensor, "tokens rows"],
-        x: Float[Tensor, "tokens pre_value_dim"] | None,
-    ) -> tuple[Float[Tensor, "tokens value_dim"], Float[Tensor, "tokens rows"]]:
-        """Return `sum_i s_i (u_i . x) v_i`, without pre-values `sum_i s_i v_i`, and the weights."""
-        if self.pre_value is None or x is None:
-            return self.value(ids, scores), scores
-        if self.value.is_whole and self.pre_value.is_whole:
-            values = self.value.weight
-            return gated_bag(values, self.pre_value.weight, ids, scores, x.to(values.dtype))
-        weights = scores * self.pre_value.gathered_dot(ids, x)
-        return self.value(ids, weights), weights
-
 
 class UltraMemLayer(TuckerLookup):
     """Memory layer `W sum_i s_i (u_i . P x) v_i` over the chosen slots.
@@ -272,8 +256,12 @@ class UltraMemLayer(TuckerLookup):
         """Return the memory's output, to be added to the residual."""
         tokens = x.reshape(-1, self.lookup.d_model)
         ids, scores = self.select(tokens, context)
-        projected = None if self.pre_value is None else self.pre_value(tokens)
-        read, weights = self.tables.module.read(ids, scores, projected)
+        tables = self.tables.module
+        if self.pre_value is None or tables.pre_value is None:
+            read, weights = tables.value(ids, scores), scores
+        else:
+            projected = self.pre_value(tokens)
+            read, weights = tables.value.gated(tables.pre_value, ids, scores, projected)
         self.usage.mark(ids)
         if context.record_usage:
             self.usage.record(ids, weights)

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision, distinct_rows
+from workloads.kernels.gated_bag.op import gated_bag
 from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.hash_bag.op import hash_bag
 from workloads.kernels.sign_hash.op import sign_hash
@@ -139,6 +140,22 @@ class MemoryTable(nn.Module):
             return hash_bag(self.weight, z, temperature=temperature, times_l1=times_l1)
         ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
         return self(ids, weights), ids, weights
+
+    def gated(
+        self,
+        gates: "MemoryTable",
+        ids: Int[Tensor, "bags bag_size"],
+        scores: Float[Tensor, "bags bag_size"],
+        x: Float[Tensor, "bags gate_width"],
+    ) -> tuple[Float[Tensor, "bags width"], Float[Tensor, "bags bag_size"]]:
+        """Return the weighted sum of the rows of each bag, in the table's type, and the weights.
+
+        These are the scores times the product of the same row of `gates` with the bag's `x`.
+        """
+        if self.is_whole and gates.is_whole:
+            return gated_bag(self.weight, gates.weight, ids, scores, x.to(gates.weight.dtype))
+        weights = scores * gates.gathered_dot(ids, x)
+        return self(ids, weights), weights
 
     def gathered_dot(
         self, ids: Int[Tensor, "bags bag_size"], x: Float[Tensor, "bags width"]
