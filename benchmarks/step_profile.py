@@ -28,8 +28,23 @@ from workloads.training.step_time import fresh_step
 from workloads.training.usage_schedule import set_usage_recording
 
 KINDS = {
-    "selection": ("product_key_topk", "sign_hash", "best_experts", "rows_by_expert", "_SignHash"),
-    "bag": ("weighted_bag", "gathered_dot", "hash_bag", "_WeightedBag", "_RowDot", "_SparseLookup"),
+    "selection": (
+        "product_key_topk",
+        "tucker_topk",
+        "sign_hash",
+        "best_experts",
+        "rows_by_expert",
+        "_SignHash",
+    ),
+    "bag": (
+        "weighted_bag",
+        "gathered_dot",
+        "gated_bag",
+        "hash_bag",
+        "_WeightedBag",
+        "_RowDot",
+        "_SparseLookup",
+    ),
     "experts": ("expert_mlp", "_grouped_mm", "_GroupedMM"),
     "communication": ("c10d::", "nccl", "gloo"),
     "attention": ("scaled_dot_product", "_attention", "_AllAttention", "_Chunked"),

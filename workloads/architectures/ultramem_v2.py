@@ -255,14 +255,17 @@ class UltraMemLayer(TuckerLookup):
     ) -> Float[Tensor, "*batch d_model"]:
         """Return the memory's output, to be added to the residual."""
         tokens = x.reshape(-1, self.lookup.d_model)
-        ids, weights = self.select(tokens, context)
+        ids, scores = self.select(tokens, context)
         tables = self.tables.module
-        if self.pre_value is not None and tables.pre_value is not None:
-            weights = weights * tables.pre_value.gathered_dot(ids, self.pre_value(tokens))
+        if self.pre_value is None or tables.pre_value is None:
+            read, weights = tables.value(ids, scores), scores
+        else:
+            projected = self.pre_value(tokens)
+            read, weights = tables.value.gated(tables.pre_value, ids, scores, projected)
         self.usage.mark(ids)
         if context.record_usage:
             self.usage.record(ids, weights)
-        output: Tensor = self.output(tables.value(ids, weights).to(x.dtype))
+        output: Tensor = self.output(read.to(x.dtype))
         return output.view(x.shape)
 
     def record_usage(self, output: Tensor, residual: Tensor) -> None:

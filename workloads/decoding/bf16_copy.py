@@ -45,6 +45,6 @@ def _matrices(model: nn.Module) -> list[nn.Parameter]:
             found += module.parameters(recurse=False)
         if isinstance(module, ProductKeyLookup):
             found.append(module.sub_keys)
-        if isinstance(module, HashMemory) and module.table.read_whole:
+        if isinstance(module, HashMemory) and module.table.is_whole:
             found.append(module.table.weight)
     return found

@@ -288,8 +288,9 @@ def _choose(
     token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None]
     inside = token < n_tokens
     # There is room for tokens beyond the last, whatever it holds.
-    rows_ptr = ordered_ptr + head.to(tl.int64) * found_slots * padded_tokens + token
-    columns_ptr = rows_ptr + n_heads.to(tl.int64) * found_slots * padded_tokens
+    book_size = found_slots * padded_tokens
+    rows_ptr = ordered_ptr + head.to(tl.int64) * book_size + token
+    columns_ptr = ordered_ptr + (n_heads + head).to(tl.int64) * book_size + token
     products_ptr += head.to(tl.int64) * 2 * RANKS * BEST * padded_tokens + token
     core_ptr += head * RANK * RANK
     best = tl.zeros([BLOCK_T, BEST], tl.float64)

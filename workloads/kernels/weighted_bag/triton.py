@@ -87,7 +87,7 @@ def row_products(
         )
         _row_products[(n_bags,)](
             table.contiguous(), ids.contiguous(), x.contiguous(), out, bag_size, table.shape[1],
-            ROWS=32, WIDTH=block_width, num_warps=4,
+            ROWS=min(32, triton.next_power_of_2(bag_size)), WIDTH=block_width, num_warps=4,
         )  # fmt: skip
     return out
 

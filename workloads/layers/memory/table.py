@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision, distinct_rows
+from workloads.kernels.gated_bag.op import gated_bag
 from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.hash_bag.op import hash_bag
 from workloads.kernels.sign_hash.op import sign_hash
@@ -87,6 +88,11 @@ class MemoryTable(nn.Module):
         """Whether first values are written where they lie, since no copy may fit beside them."""
         return self.on_host
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether `weight` holds all values, where they are read, and gets a dense gradient."""
+        return self.sparse_gradient is None and self.shard is None and not self.on_host
+
     def to_host(self, device: torch.device, *, dtype: torch.dtype | None = None) -> None:
         """Keep the values, or open ones of a table on the meta device, in host memory.
 
@@ -135,11 +141,6 @@ class MemoryTable(nn.Module):
             return self.sparse_gradient.weighted_bag(rows, places, weights)
         return weighted_bag(rows, places, weights)
 
-    @property
-    def read_whole(self) -> bool:
-        """Whether `hashed` reads the table as a product reads its weight."""
-        return self.sparse_gradient is None and self.shard is None and not self.on_host
-
     def hashed(
         self, z: Float[Tensor, "tokens chunks bits"], *, temperature: float, times_l1: bool
     ) -> tuple[
@@ -147,14 +148,30 @@ class MemoryTable(nn.Module):
     ]:
         """Return the sum of the rows that the signs of `z` name, their ids and their weights.
 
-        The sum has the table's type or, with `read_whole`, autocast's: every row is read by many
+        The sum has the table's type or, with `is_whole`, autocast's: every row is read by many
         tokens, like those of a matrix.
         """
-        if self.read_whole:
+        if self.is_whole:
             table = to_autocast_dtype(self.weight)
             return hash_bag(table, z, temperature=temperature, times_l1=times_l1)
         ids, weights = sign_hash(z, temperature=temperature, times_l1=times_l1)
         return self(ids, weights), ids, weights
+
+    def gated(
+        self,
+        gates: "MemoryTable",
+        ids: Int[Tensor, "bags bag_size"],
+        scores: Float[Tensor, "bags bag_size"],
+        x: Float[Tensor, "bags gate_width"],
+    ) -> tuple[Float[Tensor, "bags width"], Float[Tensor, "bags bag_size"]]:
+        """Return the weighted sum of the rows of each bag, in the table's type, and the weights.
+
+        These are the scores times the product of the same row of `gates` with the bag's `x`.
+        """
+        if self.is_whole and gates.is_whole:
+            return gated_bag(self.weight, gates.weight, ids, scores, x.to(gates.weight.dtype))
+        weights = scores * gates.gathered_dot(ids, x)
+        return self(ids, weights), weights
 
     def gathered_dot(
         self, ids: Int[Tensor, "bags bag_size"], x: Float[Tensor, "bags width"]

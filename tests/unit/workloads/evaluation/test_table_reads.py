@@ -62,6 +62,7 @@ def read_by_kernels(monkeypatch):
 
     counting("weighted_bag", lambda args, result: args[0])
     counting("gathered_dot", lambda args, result: args[0])
+    counting("gated_bag", lambda args, result: args[1])
     counting("hash_bag", lambda args, result: result[1])
 
     def watch(model):
