@@ -15,8 +15,8 @@ Sources = Annotated[
     list[str],
     typer.Argument(
         help="JSON lines, text (plain, .gz, .zst), Parquet, folders and patterns of these, "
-        "hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT] of the Hugging Face hub; or tokens: .bin, "
-        ".npy, Megatron's .bin with .idx.",
+        "hf:OWNER/NAME/CONFIG@REVISION:SPLIT of the Hugging Face hub (the last three may be left "
+        "out); or tokens: .bin, .npy, Megatron's .bin with .idx.",
         metavar="SOURCE...",
     ),
 ]

@@ -168,9 +168,22 @@ def _holds(place: Path, record: RecordedInput) -> bool:
 
 
 def _place_sha256(place: Path) -> str:
-    """Return the hash of a file, or of what an absolute glob matches in order of names."""
-    files = [place] if place.exists() else sorted(_matches(place))
-    return combined([content_sha256(file) for file in files])
+    """Return the hash of a file or folder, or of what an absolute glob matches, by name."""
+    places = [place] if place.exists() else sorted(_matches(place))
+    return combined([content_sha256(file) for each in places for file in _files_of(each)])
+
+
+def _files_of(place: Path) -> list[Path]:
+    """Return a file, or the files that tell what a folder holds.
+
+    A manifest has the hashes of all tokens beside it, which may be hundreds of gigabytes.
+    """
+    if not place.is_dir():
+        return [place]
+    manifest = place / "manifest.json"
+    if manifest.exists():
+        return [manifest]
+    return sorted(file for file in place.rglob("*") if file.is_file())
 
 
 def _matches(pattern: Path) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from orchestrator import cli
@@ -106,6 +107,21 @@ def test_help_of_a_flag_asks_for_no_value(verb):
 
     assert code == 0
     assert "bool" not in said
+
+
+def commands(command, path=()):
+    yield path
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+@pytest.mark.parametrize("verb", [*commands(get_command(cli.app))], ids=" ".join)
+def test_every_command_has_help(verb):
+    """Brackets in a help are markup: one that closes nothing is an error."""
+    code, said = memscale(*verb, "--help")
+
+    assert code == 0, said
+    assert "Usage" in said
 
 
 def test_a_dry_run_prints_the_plan_and_writes_nothing(tiny, tmp_path):

@@ -5,12 +5,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orchestrator.records.errors import ConfigError, StoreError
 from orchestrator.sweep.expansion import recorded_inputs
-from orchestrator.sweep.load import Sweep
+from orchestrator.sweep.load import Sweep, load_sweep
 from orchestrator.sweep.parsing import discovery
+from workloads.data.preparation.prepare import PrepareRequest, prepare
 
 LoadFiles = Callable[..., Sweep]
 
@@ -121,3 +123,35 @@ def test_a_damaged_record_is_one_sentence(tmp_path: Path, text: str) -> None:
 
     with pytest.raises(StoreError, match=r"sweep\.inputs\.json"):
         recorded_inputs.read(copy, "a.yaml")
+
+
+@pytest.mark.parametrize("data", ["{source: tokens, path: tokens}", "{source: text, path: corpus, vocab_size: 300}"])  # fmt: skip
+def test_folders_are_recorded_by_what_they_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    """Real sources: prepared tokens, of which the manifest counts, and a folder of text."""
+    (tmp_path / "corpus").mkdir()
+    text = tmp_path / "corpus" / "a.txt"
+    text.write_text("a river flows\n" * 50)
+    np.arange(2_000, dtype=np.uint16).tofile(tmp_path / "a.bin")
+    request = PrepareRequest(
+        sources=(str(tmp_path / "a.bin"),), out=tmp_path / "tokens", tokenizer=None, vocab_size=2000
+    )
+    prepare(request, lambda said: None)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "a.yaml"
+    section = HEADER.format("", "d8").replace("{source: files, path: }", data)
+    file.write_text(section.replace("plain", "dense"))
+    sweep = load_sweep(file)
+    copy = tmp_path / "runs" / "sweep.yaml"
+    copy.parent.mkdir()
+    copy.write_text(sweep.text)
+    labels = [source.label for source in discovery.split(copy, sweep.text)]
+    recorded_inputs.write(copy, labels, sweep.inputs)
+    monkeypatch.chdir("/")
+
+    assert [t.trial_id for t in load_sweep(copy).trials] == [t.trial_id for t in sweep.trials]
+    changed = text if "corpus" in data else tmp_path / "tokens" / "manifest.json"
+    changed.write_text(changed.read_text() + "\n")
+    with pytest.raises(ConfigError, match="does not hold what it held"):
+        load_sweep(copy)
