@@ -50,7 +50,7 @@ Step = TrainStep | CapturedStep
 def main() -> None:
     """Print one line per width, base and kind of tokens."""
     arguments = _arguments()
-    here = torch.device(arguments.device)
+    here = torch.device(arguments.device, 0)  # with a number, as a rank's
     gpu = torch.cuda.get_device_name() if here.type == "cuda" else "CPU"
     print(
         f"{gpu}, torch {torch.__version__}; {arguments.rows:,} rows in host memory, "

@@ -191,9 +191,7 @@ def _finished(acc, ASSEMBLY: tl.constexpr):
     NaN. A use of the sums makes it wait. This one takes no instruction.
     """
     if ASSEMBLY:
-        return tl.inline_asm_elementwise(
-            "", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1
-        )
+        return tl.inline_asm_elementwise("", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1)
     return acc
 
 
