@@ -78,24 +78,24 @@ ONE_HOT_SHAPES = [
     Shape(chunks=256, bits=5, width=512),
 ]
 SUMS = [
-    one_hot.Tile(tokens=128, rows=64, columns=128, warps=4, stages=3),
-    one_hot.Tile(tokens=128, rows=64, columns=256, warps=8, stages=3),
-    one_hot.Tile(tokens=128, rows=128, columns=256, warps=8, stages=2),
-    one_hot.Tile(tokens=256, rows=64, columns=128, warps=8, stages=3),
+    one_hot.ProductTile(tokens=128, rows=64, columns=128, warps=4, stages=3),
+    one_hot.ProductTile(tokens=128, rows=64, columns=256, warps=8, stages=3),
+    one_hot.ProductTile(tokens=128, rows=128, columns=256, warps=8, stages=2),
+    one_hot.ProductTile(tokens=256, rows=64, columns=128, warps=8, stages=3),
 ]
 TABLE_GRADIENTS = [
     *(
-        one_hot.Tile(tokens=64, rows=128, columns=128, warps=4, stages=3, resident=resident)
+        one_hot.ProductTile(tokens=64, rows=128, columns=128, warps=4, stages=3, resident=resident)
         for resident in (1, 264, 396)
     ),
-    one_hot.Tile(tokens=64, rows=128, columns=256, warps=8, stages=3),
-    one_hot.Tile(tokens=64, rows=256, columns=128, warps=8, stages=3),
+    one_hot.ProductTile(tokens=64, rows=128, columns=256, warps=8, stages=3),
+    one_hot.ProductTile(tokens=64, rows=256, columns=128, warps=8, stages=3),
 ]
 SCORE_GRADIENTS = [
-    one_hot.Tile(tokens=128, rows=128, columns=64, warps=4, stages=3),
-    one_hot.Tile(tokens=128, rows=128, columns=64, warps=8, stages=3),
-    one_hot.Tile(tokens=128, rows=256, columns=64, warps=8, stages=3),
-    one_hot.Tile(tokens=128, rows=256, columns=64, warps=8, stages=4),
+    one_hot.ProductTile(tokens=128, rows=128, columns=64, warps=4, stages=3),
+    one_hot.ProductTile(tokens=128, rows=128, columns=64, warps=8, stages=3),
+    one_hot.ProductTile(tokens=128, rows=256, columns=64, warps=8, stages=3),
+    one_hot.ProductTile(tokens=128, rows=256, columns=64, warps=8, stages=4),
 ]
 
 
@@ -192,6 +192,10 @@ def _tilings(table: Tensor, rows: Tensor, scores: Tensor) -> None:
         print(f"    {tokens:>4} tokens, {warps:>2} warps: {ms:.3f} ms")
 
 
+_Run = tuple[str, Callable[[], Tensor], Tensor | None]
+"""What is timed, how it runs, and what it should give."""
+
+
 def _one_hot(shape: Shape, tokens: int) -> None:
     """Print a line for each way to take a layer's three products, and for those it replaces."""
     torch.manual_seed(0)
@@ -208,7 +212,7 @@ def _one_hot(shape: Shape, tokens: int) -> None:
     y, table_grad = matrix.float() @ t32, matrix.float().T @ g32
     scores_grad = (g32 @ t32.T).gather(1, rows.long())
 
-    runs: list[tuple[str, Callable[[], Tensor], Tensor | None]] = [
+    runs: list[_Run] = [
         ("hash, numbers of bf16", lambda: sign_hash.forward(z.bfloat16(), **HOW)[1], None),
         ("sums, row by row", lambda: kernel.bag(table, rows, scores), y),
         ("sums, row by row, fp32", lambda: kernel.bag(t32, rows, scores), y),
@@ -241,6 +245,11 @@ def _one_hot(shape: Shape, tokens: int) -> None:
             scores_grad,
         ),
     ]
+    _print_runs(runs, tera)
+
+
+def _print_runs(runs: list[_Run], tera: float) -> None:
+    """Print time, speed and error of each, which takes `tera` TFLOPs."""
     for what, run, expected in runs:
         try:
             error = "" if expected is None else f"{_relative(run(), expected):.1e}"
@@ -267,11 +276,11 @@ def _marks(shape: Shape, tokens: int) -> None:
 
 def _tiles(
     name: str,
-    tried: list[one_hot.Tile],
-    used: one_hot.Tile,
+    tried: list[one_hot.ProductTile],
+    used: one_hot.ProductTile,
     run: Callable[..., Tensor],
     expected: Tensor,
-) -> Iterator[tuple[str, Callable[[], Tensor], Tensor]]:
+) -> Iterator[_Run]:
     for tile in dict.fromkeys([*tried, used]):
         sizes = f"{tile.tokens} x {tile.rows} x {tile.columns}, {tile.warps} warps"
         sizes += f", {tile.stages} stages" + f", {tile.resident} at once"

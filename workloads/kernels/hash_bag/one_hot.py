@@ -20,7 +20,7 @@ from triton import language as tl
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tile:
+class ProductTile:
     """Sizes of what one program computes, and how."""
 
     tokens: int
@@ -36,10 +36,10 @@ class Tile:
     """Programs that an H100 runs at once: it has 132 multiprocessors."""
 
 
-# Chosen by `benchmarks/hash_bag.py --one-hot`.
-SUMS = Tile(tokens=128, rows=64, columns=256, warps=8, stages=3)
-TABLE_GRADIENT = Tile(tokens=64, rows=128, columns=256, warps=8, stages=3)
-SCORE_GRADIENT = Tile(tokens=128, rows=128, columns=64, warps=4, stages=3)
+# `benchmarks/hash_bag.py --one-hot` times these and others.
+SUMS = ProductTile(tokens=128, rows=64, columns=256, warps=8, stages=3)
+TABLE_GRADIENT = ProductTile(tokens=64, rows=128, columns=256, warps=8, stages=3)
+SCORE_GRADIENT = ProductTile(tokens=128, rows=128, columns=64, warps=4, stages=3)
 
 MOST_BITS = 5
 """Of a chunk: from 2**6 rows on, reading them one by one takes less."""
@@ -62,7 +62,7 @@ def sums(
     rows: Int[Tensor, "tokens chunks"],
     scores: Float[Tensor, "tokens chunks"],
     *,
-    tile: Tile = SUMS,
+    tile: ProductTile = SUMS,
 ) -> Float[Tensor, "tokens width"]:
     """Return `reference.bag`: of scores in the table's type, as there."""
     n_tokens, width = len(rows), table.shape[1]
@@ -82,7 +82,7 @@ def table_gradient(
     scores: Float[Tensor, "tokens chunks"],
     grad: Float[Tensor, "tokens width"],
     *,
-    tile: Tile = TABLE_GRADIENT,
+    tile: ProductTile = TABLE_GRADIENT,
 ) -> Float[Tensor, "rows width"]:
     """Return the table's gradient for that of the sums."""
     n_tokens, (n_rows, width) = len(rows), table.shape
@@ -124,7 +124,7 @@ def score_gradient(
     rows: Int[Tensor, "tokens chunks"],
     grad: Float[Tensor, "tokens width"],
     *,
-    tile: Tile = SCORE_GRADIENT,
+    tile: ProductTile = SCORE_GRADIENT,
 ) -> Float[Tensor, "tokens chunks"]:
     """Return the scores' gradient for that of the sums, in fp32, stored chunk by chunk."""
     n_tokens, n_chunks = rows.shape
@@ -137,7 +137,7 @@ def score_gradient(
     return found.T
 
 
-def _constants(tile: Tile, rows: Tensor, table: Tensor) -> dict[str, int]:
+def _constants(tile: ProductTile, rows: Tensor, table: Tensor) -> dict[str, int]:
     n_rows, width = table.shape
     columns = max(16, min(tile.columns, triton.next_power_of_2(width)))
     return {
