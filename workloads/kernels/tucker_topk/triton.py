@@ -224,7 +224,7 @@ def query_products(
     KEY_PARTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Return products [books, slots] of a token's queries with sub-keys; 0 if not `inside`."""
-    total = tl.zeros(row.shape, tl.float32)
+    total = tl.zeros([row.shape[0], row.shape[1]], tl.float32)
     for start in range(0, COLUMNS, BLOCK_D):
         column = start + tl.arange(0, BLOCK_D)
         query = tl.load(
