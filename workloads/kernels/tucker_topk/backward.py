@@ -15,6 +15,7 @@ from torch import Tensor
 
 from workloads.kernels.product_key_topk.split_fp16 import parts_of
 from workloads.kernels.tucker_topk.triton import (
+    TOKEN_WARPS,
     SubKeyTile,
     key_rows,
     query_products,
@@ -26,8 +27,8 @@ TOKENS = 8
 """That a program of `_token_gradients` takes, one after another."""
 KEY_TILE = (64, 64, 128)
 """Sub-keys, tokens and columns that a program of `_key_gradient` takes at a time."""
-KEY_PROGRAMS = 396
-"""Of `_key_gradient`: three on each multiprocessor of an H100 or H200."""
+KEY_PROGRAMS = 264
+"""Of `_key_gradient`: two on each multiprocessor of an H100 or H200."""
 KEY_WARPS = 4
 
 
@@ -66,7 +67,7 @@ def gradients(
         n_tokens, n_heads, n_keys, width, knn,
         RANK=rank, RANKS=read.ranks, SHARED=shared, KEY_PARTS=read.parts,
         SLOTS=read.slots, COLUMNS=read.columns, BLOCK_D=read.block, TOKENS=TOKENS,
-        num_warps=read.warps,
+        num_warps=TOKEN_WARPS,
     )  # fmt: skip
     key_grad = _key_gradients(weights, key_ids, query, sub_keys, read, product_type)
     return query_grad, key_grad, core_grads.sum(0)
@@ -147,7 +148,7 @@ def _token_gradients(
         to = ((head * 2 + half) * knn)[:, None] + slot[None, :]
         of_half = inside & (book % RANKS == 0)[:, None]
         tl.store(key_ids_ptr + to.to(tl.int64) * n_tokens + token, key, mask=of_half)
-        # The sub-keys once more, from the cache: kept in registers they leave room for few others.
+        # The sub-keys once more, from the cache: they would fill the registers.
         for start in range(0, COLUMNS, BLOCK_D):
             keys = key_rows(keys_ptr, row, start, next_part, KEY_PARTS, COLUMNS, BLOCK_D)
             total = tl.sum((weights * scale)[:, :, None] * keys, 1)  # [books, BLOCK_D]

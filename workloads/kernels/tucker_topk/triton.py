@@ -32,12 +32,10 @@ MAX_KNN = 32
 """One thread holds twice as many numbers of 64 bits."""
 MAX_FACTORS = 64
 """Most ranks times slots: products of the columns of the grid."""
-MOST_COLUMNS = 128
-"""Of the sub-keys, which a program of `_multiply` loads at a time."""
-MOST_NUMBERS = 2**13
-"""Of the sub-keys, which it loads at a time."""
-NUMBERS_OF_WARP = 2**10
-"""Of these in one warp: with twice as many some sizes spill."""
+MOST_NUMBERS = 2**11
+"""Of a token's sub-keys, which a program loads at a time."""
+TOKEN_WARPS = 1
+"""Of a program that takes one token at a time. More share less and wait for each other."""
 
 _SQUARINGS = tl.constexpr(SQUARINGS)
 
@@ -54,7 +52,6 @@ class SubKeyTile(NamedTuple):
     """Of a stored sub-key."""
     block: int
     """Columns at a time."""
-    warps: int
 
 
 def applies(query: Tensor, sub_keys: Tensor, core: Tensor, knn: int) -> bool:
@@ -75,10 +72,10 @@ def reading(sub_keys: Tensor, query: Tensor, slots: int) -> SubKeyTile:
     rank, _, width = sub_keys.shape[2:]
     ranks = triton.next_power_of_2(rank)
     columns = padded_width(width)
-    # The largest power of two that divides the columns.
-    block = min(columns & -columns, MOST_COLUMNS, max(16, MOST_NUMBERS // (2 * ranks * slots)))
-    warps = max(1, min(16, 2 * ranks * slots * block // NUMBERS_OF_WARP))
-    return SubKeyTile(parts_of(query.dtype), slots, ranks, columns, block, warps)
+    most = max(16, MOST_NUMBERS // (2 * ranks * slots))
+    # The largest power of two that divides the columns, or less.
+    block = min(columns & -columns, most)
+    return SubKeyTile(parts_of(query.dtype), slots, ranks, columns, block)
 
 
 def select(
@@ -123,7 +120,7 @@ def select(
             padded_tokens, found_slots, n_heads, n_keys, width, knn,
             RANK=rank, RANKS=read.ranks, SHARED=n_queries < rank, KEY_PARTS=read.parts,
             SLOTS=read.slots, COLUMNS=read.columns, BLOCK_D=read.block,
-            num_warps=read.warps,
+            num_warps=TOKEN_WARPS,
         )  # fmt: skip
         _choose[(triton.cdiv(tokens, product_keys.WARP), n_heads)](
             ordered, products, core, scores[start:], ids[start:],
@@ -227,7 +224,7 @@ def query_products(
     KEY_PARTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Return products [books, slots] of a token's queries with sub-keys; 0 if not `inside`."""
-    total = tl.zeros(row.shape, tl.float32)
+    total = tl.zeros([row.shape[0], row.shape[1]], tl.float32)
     for start in range(0, COLUMNS, BLOCK_D):
         column = start + tl.arange(0, BLOCK_D)
         query = tl.load(

@@ -66,7 +66,7 @@ def test_products_of_a_token_stay_in_registers(compile_for_sm90, size, query):
         kernels._multiply,
         _signature(query),
         _constants(rank, read),
-        num_warps=read.warps,
+        num_warps=kernels.TOKEN_WARPS,
     )
 
     assert made.spills == 0
@@ -82,7 +82,7 @@ def test_gradients_of_a_token_stay_in_registers(compile_for_sm90, size, query, s
         backward._token_gradients,
         _signature(query),
         {**_constants(rank, read, shared=shared), "TOKENS": backward.TOKENS},
-        num_warps=read.warps,
+        num_warps=kernels.TOKEN_WARPS,
     )
 
     assert made.spills == 0

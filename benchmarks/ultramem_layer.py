@@ -1,12 +1,13 @@
-"""Times UltraMemV2's selection by Tucker-decomposed scores on one GPU beside plain torch.
+"""Times selection and reads of an UltraMemV2 layer on one GPU beside what they replaced.
 
-    python benchmarks/tucker_topk.py              # a layer at 30m: 32,768 tokens, 2 x 480 sub-keys
-    python benchmarks/tucker_topk.py --variants   # tiles of each kernel too
+    python benchmarks/ultramem_layer.py              # a layer at 30m: 32,768 tokens, 2 x 480 sub-keys
+    python benchmarks/ultramem_layer.py --variants   # tiles of each kernel of selection too
 
 Times are of captured CUDA graphs, ms: of the choice, and of it with all gradients. "Plain torch" is
 the reference with TF32 products, as a bf16 step has them: eager, and compiled. "same ids" is the
 share equal to float64's choice over the first 4,096 tokens. Errors are relative norms against
-float64 with the chosen ids: scores, and gradients of query, sub-keys and core.
+float64 with the chosen ids: scores, and gradients of query, sub-keys and core. Reads are of uniform
+ids; their errors are of the output and of the gradients of values, pre-values, scores and input.
 """
 
 import argparse
@@ -19,12 +20,16 @@ import triton
 from gpu_timing import captured, median_ms
 from torch import Tensor
 
+from workloads.kernels.gated_bag.op import gated_bag
+from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.product_key_topk import triton as product_keys
 from workloads.kernels.product_key_topk.triton import Tile
 from workloads.kernels.tucker_topk import backward, op, reference
 from workloads.kernels.tucker_topk import triton as kernels
+from workloads.kernels.weighted_bag.op import weighted_bag
 
 TOKENS, HEADS, RANK, N_KEYS, HALF_KEY_DIM, KNN = 32_768, 1, 2, 480, 128, 16
+VALUE_DIM = 128
 CHECKED = 4096
 
 Change = tuple[Any, str, Any]
@@ -35,17 +40,22 @@ def _tile(*sizes: int, **others: int) -> Change:
     return product_keys, "_tile", lambda *_: Tile(*sizes, **others)
 
 
+_TOKENS: dict[str, list[Change]] = {
+    f"{numbers} numbers, {warps} warps a token": [
+        *((kernels, "MOST_NUMBERS", numbers), (kernels, "TOKEN_WARPS", warps)),
+        (backward, "TOKEN_WARPS", warps),
+    ]
+    for numbers, warps in ((1024, 1), (4096, 2), (4096, 4), (8192, 4), (8192, 8))
+}
 FORWARD: dict[str, list[Change]] = {
     "64 tokens, 64 keys": [_tile(64, 64, 64, 256, warps=4, stages=2)],
     "64 tokens, 96 keys": [_tile(64, 32, 96, 256, warps=4, stages=2)],
     "128 tokens, 64 and 128 keys": [_tile(128, 64, 128, 256, warps=8, stages=2)],
     "128 tokens, 32 keys": [_tile(128, 32, 32, 256, warps=8, stages=3)],
-    "products by half as many warps": [(kernels, "NUMBERS_OF_WARP", 2**11)],
-    "products by twice as many warps": [(kernels, "NUMBERS_OF_WARP", 2**9)],
+    **_TOKENS,
 }
 BACKWARD: dict[str, list[Change]] = {
-    "token gradients by half as many warps": [(kernels, "NUMBERS_OF_WARP", 2**11)],
-    "token gradients by twice as many warps": [(kernels, "NUMBERS_OF_WARP", 2**9)],
+    **_TOKENS,
     "2 tokens a program": [(backward, "TOKENS", 2)],
     "32 tokens a program": [(backward, "TOKENS", 32)],
     "64 keys, 32 tokens": [(backward, "KEY_TILE", (64, 32, 128))],
@@ -55,8 +65,8 @@ BACKWARD: dict[str, list[Change]] = {
         (backward, "KEY_WARPS", 8),
     ],
     "64 keys, 64 tokens, 8 warps": [(backward, "KEY_WARPS", 8)],
-    "264 programs": [(backward, "KEY_PROGRAMS", 264)],
-    "792 programs": [(backward, "KEY_PROGRAMS", 792)],
+    "528 programs": [(backward, "KEY_PROGRAMS", 528)],
+    "1,056 programs": [(backward, "KEY_PROGRAMS", 1056)],
 }
 
 
@@ -80,7 +90,8 @@ def main() -> None:
         times = [f"{_time(step):.3f}" for step in _steps(run, inputs)]
         checks = _checks(run, inputs) if "compiled" not in name else ""
         print(line.format(name, *times, checks), flush=True)
-    _each_kernel(inputs)
+    _each_kernel(_steps(op.tucker_topk, inputs)[1])
+    _reads(line)
     if arguments.variants:
         for which, variants in ((0, FORWARD), (1, BACKWARD)):
             for name, changes in variants.items():
@@ -135,7 +146,7 @@ def _checks(run: Run, inputs: tuple[Tensor, ...]) -> str:
     found = [scores, *torch.autograd.grad(scores, leaves, grad)]
     expected_grads = torch.autograd.grad(expected, exact, grad.double())
     errors = [
-        float((one.double() - other).norm() / other.norm())
+        float((one.detach().double() - other.detach()).norm() / other.detach().norm())
         for one, other in zip(found, (expected, *expected_grads), strict=True)
     ]
     same = float((ids == expected_ids).double().mean())
@@ -162,9 +173,48 @@ def _changed(changes: list[Change]) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def _each_kernel(inputs: tuple[Tensor, ...]) -> None:
-    """Print what each kernel of ours takes, ms."""
-    _, both = _steps(op.tucker_topk, inputs)
+def _reads(line: str) -> None:
+    """Time reads of both tables: as two operations, and as one."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    sizes = (N_KEYS**2, VALUE_DIM), (N_KEYS**2, VALUE_DIM), (TOKENS, KNN), (TOKENS, VALUE_DIM)
+    leaves = [
+        torch.randn(size, device="cuda", generator=generator).requires_grad_() for size in sizes
+    ]
+    ids = torch.randint(N_KEYS**2, (TOKENS, HEADS * KNN), device="cuda", generator=generator)
+    grad = torch.randn(TOKENS, VALUE_DIM, device="cuda", generator=generator)
+    exact = [x.detach().double().requires_grad_() for x in leaves]
+    expected = _read_apart(*exact[:2], ids, *exact[2:])
+    expected = [expected, *torch.autograd.grad(expected, exact, grad.double())]
+    one = lambda *inputs: gated_bag(*inputs)[0]  # noqa: E731
+    for name, run in (("reads, two operations", _read_apart), ("reads, one operation", one)):
+
+        def read(run: Callable[..., Tensor] = run) -> Tensor:
+            with torch.no_grad():
+                return run(*leaves[:2], ids, *leaves[2:])
+
+        def both(run: Callable[..., Tensor] = run) -> list[Tensor]:
+            output = run(*leaves[:2], ids, *leaves[2:])
+            return [output, *torch.autograd.grad(output, leaves, grad)]
+
+        errors = [
+            f"{float((x.detach().double() - y.detach()).norm() / y.detach().norm()):.1e}"
+            for x, y in zip(both(), expected, strict=True)
+        ]
+        times = (f"{_time(step):.3f}" for step in (read, both))
+        print(line.format(name, *times, ", ".join(errors)), flush=True)
+    _each_kernel(both)
+
+
+def _read_apart(
+    values: Tensor, pre_values: Tensor, ids: Tensor, scores: Tensor, x: Tensor
+) -> Tensor:
+    return weighted_bag(values, ids, scores * gathered_dot(pre_values, ids, x))
+
+
+def _each_kernel(both: Callable[[], object]) -> None:
+    """Print what each kernel of a pass with gradients takes, ms."""
+    both()
+    torch.cuda.synchronize()
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         both()
