@@ -55,6 +55,14 @@ def test_what_a_large_trial_has_is_given_back(kept):
     assert gpu.calls == [("seed", 7), "workspaces", "empty", "host", "peak"]
 
 
+def test_what_a_trial_has_that_leaves_nothing_to_the_next_is_given_back(kept):
+    kept.clear()
+    gpu = Gpu(reserved=2**29, left=2**20)
+
+    assert rank_process._reset_gpu(gpu.torch()) == 2**20
+    assert gpu.calls == [("seed", 7), "workspaces", "empty", "host", "peak"]
+
+
 def test_a_process_that_never_used_a_gpu_is_left_alone(kept):
     gpu = Gpu(reserved=2**32, left=0)
     torch = gpu.torch()
