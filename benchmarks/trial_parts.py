@@ -61,6 +61,11 @@ def table(sweep: SweepDir) -> None:
             means = (statistics.mean([r[p] for r in rows if p in r] or [0.0]) for p in PARTS)
             cells = [name, str(len(rows)), *(f"{mean:.3f}" for mean in means)]
             print("| " + " | ".join(cells) + " |", flush=True)
+    launches = [launch for of_one in of_process.values() for launch in of_one]
+    begun = min(at for at, _, _ in launches)
+    done = max(float((trial.result() or {})["finished_at"]) for _, trial, _ in launches)
+    at_once = sum(row["steps"] for row in first + later) / (done - begun)
+    print(f"\n{at_once:.1f} of {len(of_process)} processes took steps at a time, on average.")
 
 
 def launched_at(attempt: AttemptDir) -> float:

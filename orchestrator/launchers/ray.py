@@ -141,9 +141,7 @@ class RayLauncher:
         environment = rank_environment(self._sweep, self._code)
         try:
             if self._address is None:
-                log = self._sweep.path.absolute() / "nodes" / f"{os.uname().nodename}.log"
-                self._early = EarlyForkServer(log, environment=environment, job=self._job)
-                self._supervisors.early = self._early.address
+                self._start_early(environment)
             self._ray_environment.save()
             if self._address is None:
                 start_cluster(self._ray_environment, environment, cpus=self._cpus, gpus=self._gpus)
@@ -163,6 +161,16 @@ class RayLauncher:
         except BaseException:
             self.close()
             raise
+
+    def _start_early(self, environment: Mapping[str, str]) -> None:
+        """Start the fork server of this machine, which imports while Ray starts."""
+        log = self._sweep.path.absolute() / "nodes" / f"{os.uname().nodename}.log"
+        try:
+            self._early = EarlyForkServer(log, environment=environment, job=self._job)
+        except OSError as error:
+            LOG.warning("the supervisor starts the fork server itself (%s)", error)
+        else:
+            self._supervisors.early = self._early.address
 
     def nodes(self) -> Sequence[Node]:
         """Return the nodes that have a supervisor.

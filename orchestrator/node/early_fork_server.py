@@ -5,6 +5,7 @@ launcher starts both at once. The supervisor then connects to the fork server, w
 one that it started itself, and ends with the connection. It also dies with the launcher.
 """
 
+import secrets
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +17,16 @@ class EarlyForkServer:
     """A fork server of this machine that waits for the connection of a supervisor."""
 
     def __init__(self, log: Path, *, environment: Mapping[str, str], job: str) -> None:
-        """Start it. The arguments are those of `NodeSupervisor`."""
+        """Start it. The arguments are those of `NodeSupervisor`.
+
+        Raises:
+            OSError: If that fails; its supervisor can do without it.
+        """
+        # No file, so nothing is left behind. `fork_server.accept` refuses other users.
+        self.address = b"\0memscale-" + secrets.token_hex(8).encode()
         with socket.socket(socket.AF_UNIX) as listener:
-            # A name that the kernel picks, and no file: nothing is left behind. Other users of the
-            # machine may connect, and are refused (`fork_server.accept`).
-            listener.bind("")
+            listener.bind(self.address)
             listener.listen(1)
-            self.address: bytes = listener.getsockname()
             self._process = fork_server_process.start(
                 log,
                 environment=environment,

@@ -123,10 +123,12 @@ def test_a_trial_finds_what_it_finds_alone_with_the_graphs_of_another(tmp_path, 
     """Also where its graphs, compiled code and memory are those of a trial with other weights."""
     alone, found, between = Recorder(), Recorder(), {}
     train = {**job(tmp_path, name).train, "lr": 0.001}
-    run(job(tmp_path / "alone", name), alone)
-    run(job(tmp_path / "first", name, seed=4, train=train), Recorder(), between=between)
+    cache = tmp_path / "cache"
+    run(job(tmp_path / "alone", name, cache=cache), alone)
+    first = job(tmp_path / "first", name, cache=cache, seed=4, train=train)
+    run(first, Recorder(), between=between)
     step = between["step"].step
-    run(job(tmp_path / "second", name), found, between=between)
+    run(job(tmp_path / "second", name, cache=cache), found, between=between)
 
     assert between["step"].step is step
     for at, row in alone.rows.items():

@@ -48,15 +48,23 @@ def test_what_a_small_trial_has_stays(kept):
 
 
 def test_what_a_large_trial_has_is_given_back(kept):
-    gpu = Gpu(reserved=2**31, left=2**20)
+    gpu = Gpu(reserved=2**32, left=2**20)
 
     assert rank_process._reset_gpu(gpu.torch()) == 2**20
     assert not kept
     assert gpu.calls == [("seed", 7), "workspaces", "empty", "host", "peak"]
 
 
+def test_what_a_trial_has_that_leaves_nothing_to_the_next_is_given_back(kept):
+    kept.clear()
+    gpu = Gpu(reserved=2**29, left=2**20)
+
+    assert rank_process._reset_gpu(gpu.torch()) == 2**20
+    assert gpu.calls == [("seed", 7), "workspaces", "empty", "host", "peak"]
+
+
 def test_a_process_that_never_used_a_gpu_is_left_alone(kept):
-    gpu = Gpu(reserved=2**31, left=0)
+    gpu = Gpu(reserved=2**32, left=0)
     torch = gpu.torch()
     torch.cuda.is_initialized = lambda: False
 
