@@ -347,7 +347,7 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
 
 
 def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "TrialDir":
-    """Return the trial whose id is, or alone begins with, `prefix`.
+    """Return the trial whose id is, or alone begins with, `prefix`; SWEEP/ID says of which sweep.
 
     Raises:
         NotFoundError: If there is none, or more than one.
@@ -356,15 +356,18 @@ def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "
     from orchestrator.records.trial_dir import SweepDir
 
     sweeps = [sweep] if sweep else [SweepDir(runs / name) for name in sweep_names(runs)]
+    asked, (name, slash, rest) = prefix, prefix.rpartition("/")
+    if slash:
+        sweeps, prefix = [each for each in sweeps if each.path.name == name], rest
     found = [trial for s in sweeps for trial in s.trials() if trial.trial_id.startswith(prefix)]
     exact = [trial for trial in found if trial.trial_id == prefix]
     if len(exact) == 1 or len(found) == 1:
         return (exact or found)[0]
     if not found:
         raise NotFoundError(
-            f"trial {prefix!r}: not found in {runs}; `memscale status SWEEP` lists the ids"
+            f"trial {asked!r}: not found in {runs}; `memscale status SWEEP` lists the ids"
         )
     some = ", ".join(f"{t.path.parent.parent.name}/{t.trial_id}" for t in found[:5])
     raise NotFoundError(
-        f"trial {prefix!r}: {len(found)} trials begin so ({some}); write more of the id"
+        f"trial {asked!r}: {len(found)} trials begin so ({some}); write more of the id"
     )

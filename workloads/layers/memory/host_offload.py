@@ -52,7 +52,9 @@ def empty_on_host(*shape: int, dtype: torch.dtype, device: torch.device) -> Floa
 
 def _pinned(n_bytes: int) -> Tensor:
     """Return zeros in memory that stays where it is, for a GPU to map."""
-    pages = mmap.mmap(-1, n_bytes)
+    pages = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # A child would share them, and whoever writes first would leave the pages that a GPU maps.
+    pages.madvise(mmap.MADV_DONTFORK)
     with contextlib.suppress(
         OSError
     ):  # Large pages take fewer look-ups; not every kernel has them.

@@ -7,7 +7,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from orchestrator import cli
+from orchestrator.cli.app import find_trial
 from orchestrator.node import hardware
+from orchestrator.records.errors import NotFoundError
 
 SWEEP = """
 name: tiny
@@ -176,3 +178,17 @@ def test_what_is_not_there_is_one_sentence(tmp_path, monkeypatch, words, sentenc
 
     assert code == 2, said
     assert said.startswith(sentence)
+
+
+def test_a_trial_of_two_sweeps_is_named_with_its_sweep(tmp_path):
+    for sweep in ("a", "b"):
+        trial = tmp_path / sweep / "trials" / "dense-0123456789ab"
+        trial.mkdir(parents=True)
+        (trial / "spec.json").touch()
+
+    found = find_trial(tmp_path, "b/dense-01")
+
+    assert found.path == tmp_path / "b" / "trials" / "dense-0123456789ab"
+    for name in ("dense-01", "c/dense-01"):
+        with pytest.raises(NotFoundError, match=re.escape(repr(name))):
+            find_trial(tmp_path, name)

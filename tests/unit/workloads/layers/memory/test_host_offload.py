@@ -1,8 +1,10 @@
 """Host-offloaded tables compute what tables on the device do, to the bit."""
 
+import mmap
 from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,6 +147,25 @@ def test_a_frozen_table_moves_with_its_values_and_stays_frozen():
 
     assert torch.equal(table.weight, before)
     assert not table.weight.requires_grad
+
+
+def test_pinned_memory_has_its_own_pages_and_is_refused_in_a_sentence(monkeypatch):
+    """With CUDA's two functions made up; `tests/gpu` uses them."""
+    asked = []
+    runtime = SimpleNamespace(cudaHostRegister=lambda *words: asked.append(words) or code)
+    monkeypatch.setattr(host_offload, "_runtime", lambda: runtime)
+    code = 0
+
+    pinned = host_offload._pinned(100_001)
+
+    assert pinned.shape == (100_001,)
+    assert not pinned.any()
+    pinned[-1] = 3
+    assert asked == [(pinned.data_ptr(), 100_001, 0)]
+    assert pinned.data_ptr() % mmap.PAGESIZE == 0
+    code = 2
+    with pytest.raises(RuntimeError, match=r"0\.1 GB of host memory cannot be pinned .* error 2"):
+        host_offload._pinned(10**8)
 
 
 def test_what_does_not_work_is_refused():
