@@ -32,7 +32,13 @@ KINDS = {
     "bag": ("weighted_bag", "gathered_dot", "hash_bag", "_WeightedBag", "_RowDot", "_SparseLookup"),
     "experts": ("expert_mlp", "_grouped_mm", "_GroupedMM"),
     "communication": ("c10d::", "nccl", "gloo"),
-    "attention": ("scaled_dot_product", "_attention", "_AllAttention", "_Chunked"),
+    "attention": (
+        "scaled_dot_product",
+        "_attention",
+        "_AllAttention",
+        "_Chunked",
+        "random_feature_sums",
+    ),
     "optimizer": ("step optimizer", "Optimizer.step"),
     "products": ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"),
 }
