@@ -47,7 +47,13 @@ KINDS = {
     ),
     "experts": ("expert_mlp", "_grouped_mm", "_GroupedMM"),
     "communication": ("c10d::", "nccl", "gloo"),
-    "attention": ("scaled_dot_product", "_attention", "_AllAttention", "_Chunked"),
+    "attention": (
+        "scaled_dot_product",
+        "_attention",
+        "_AllAttention",
+        "_Chunked",
+        "random_feature_sums",
+    ),
     "optimizer": ("step optimizer", "Optimizer.step"),
     "products": ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm"),
 }
