@@ -1,7 +1,7 @@
 """Gradients of selection by Tucker-decomposed scores: of the chosen slots only, in a fixed order.
 
 With S the products of a slot's sub-keys with the token's queries, its score is the sum of
-`S[p] C[p, q] S[q]` over ranks p of the row and q of the column. `_token_gradients` reads the
+`S[p] C[p, q] S[q]` over ranks p of the row and q of the column. `_token_gradients` reads these
 sub-keys once more and gives the gradients of the products, of the queries and of the core.
 `_key_gradient` sums those of the sub-keys by tensor cores: dense weights of a tile of sub-keys and
 tokens are made of the chosen in registers.
@@ -18,7 +18,6 @@ from workloads.kernels.tucker_topk.triton import (
     TOKEN_WARPS,
     SubKeyTile,
     key_rows,
-    query_products,
     reading,
     stored_sub_keys,
 )
@@ -35,6 +34,7 @@ KEY_WARPS = 4
 def gradients(
     grad: Float[Tensor, "tokens heads knn"],
     ids: Int[Tensor, "tokens heads knn"],
+    products: Float[Tensor, "heads books knn tokens"],
     query: Float[Tensor, "2 heads queries tokens half_key_dim"],
     sub_keys: Float[Tensor, "2 heads rank n_keys half_key_dim"],
     core: Float[Tensor, "heads rank rank"],
@@ -52,9 +52,7 @@ def gradients(
     query = query if query.stride(-1) == 1 else query.contiguous()
     read = reading(sub_keys, query, triton.next_power_of_2(knn))
     keys, scales = stored_sub_keys(sub_keys, read)
-    weights = torch.empty(
-        n_heads, 2 * read.ranks, knn, n_tokens, device=query.device, dtype=torch.float32
-    )
+    weights = torch.empty_like(products)
     key_ids = torch.empty(n_heads, 2, knn, n_tokens, device=query.device, dtype=torch.int32)
     query_grad = torch.empty(query.shape, device=query.device, dtype=query.dtype)
     programs = triton.cdiv(n_tokens, TOKENS)
@@ -62,8 +60,8 @@ def gradients(
         programs, n_heads, rank, rank, device=query.device, dtype=torch.float32
     )
     _token_gradients[(programs, n_heads)](
-        grad.contiguous(), ids.contiguous(), query, keys, scales, core.contiguous(),
-        weights, key_ids, query_grad, core_grads, *query.stride()[:4],
+        grad.contiguous(), ids.contiguous(), products, keys, scales, core.contiguous(),
+        weights, key_ids, query_grad, core_grads,
         n_tokens, n_heads, n_keys, width, knn,
         RANK=rank, RANKS=read.ranks, SHARED=shared, KEY_PARTS=read.parts,
         SLOTS=read.slots, COLUMNS=read.columns, BLOCK_D=read.block, TOKENS=TOKENS,
@@ -104,9 +102,9 @@ def _key_gradients(
 
 @triton.jit
 def _token_gradients(
-    grad_ptr, ids_ptr, query_ptr, keys_ptr, scales_ptr, core_ptr,
+    grad_ptr, ids_ptr, products_ptr, keys_ptr, scales_ptr, core_ptr,
     weights_ptr, key_ids_ptr, query_grad_ptr, core_grads_ptr,
-    stride_half, stride_head, stride_query, stride_token, n_tokens, n_heads, n_keys, width, knn,
+    n_tokens, n_heads, n_keys, width, knn,
     RANK: tl.constexpr, RANKS: tl.constexpr, SHARED: tl.constexpr, KEY_PARTS: tl.constexpr,
     SLOTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
@@ -118,9 +116,7 @@ def _token_gradients(
     slot = tl.arange(0, SLOTS)
     inside = own_rank[:, None] & (slot < knn)[None, :]
     next_part = 2 * n_heads * RANK * n_keys * COLUMNS
-    query_place = half.to(tl.int64) * stride_half + head.to(tl.int64) * stride_head
-    if not SHARED:
-        query_place += rank.to(tl.int64) * stride_query
+    of_book = (((head * 2 * RANKS + book) * knn)[:, None] + slot[None, :]).to(tl.int64) * n_tokens
     # What the product with one book is multiplied by in the score, of the products with all.
     of_row = (half == 0)[:, None]
     core_at = tl.where(of_row, rank[:, None] * RANK, rank[:, None])
@@ -137,18 +133,13 @@ def _token_gradients(
         key = tl.where(of_row, left[None, :], (chosen - left * n_keys)[None, :])
         row = ((half * n_heads + head) * RANK + rank)[:, None] * n_keys + key
         scale = tl.load(scales_ptr + row)
-        products = query_products(
-            query_ptr, keys_ptr, row, scale, query_place + tl.cast(token, tl.int64) * stride_token,
-            inside, next_part, width, KEY_PARTS, COLUMNS, BLOCK_D,
-        )  # fmt: skip
+        products = tl.load(products_ptr + of_book + token, mask=inside, other=0.0)
         weights = grad * tl.sum(core[:, :, None] * products[None, :, :], 1)
         core_grad += tl.sum((grad * products)[:, None, :] * products[None, :, :], 2)
-        to = ((head * 2 * RANKS + book) * knn)[:, None] + slot[None, :]
-        tl.store(weights_ptr + to.to(tl.int64) * n_tokens + token, weights, mask=inside)
+        tl.store(weights_ptr + of_book + token, weights, mask=inside)
         to = ((head * 2 + half) * knn)[:, None] + slot[None, :]
         of_half = inside & (book % RANKS == 0)[:, None]
         tl.store(key_ids_ptr + to.to(tl.int64) * n_tokens + token, key, mask=of_half)
-        # The sub-keys once more, from the cache: they would fill the registers.
         for start in range(0, COLUMNS, BLOCK_D):
             keys = key_rows(keys_ptr, row, start, next_part, KEY_PARTS, COLUMNS, BLOCK_D)
             total = tl.sum((weights * scale)[:, :, None] * keys, 1)  # [books, BLOCK_D]

@@ -30,7 +30,7 @@ def tucker_topk(
         from workloads.kernels.tucker_topk import triton as kernels
 
         if kernels.applies(query, sub_keys, core, knn):
-            scores, ids = _select(query, sub_keys, core, knn)
+            scores, ids, _ = _select(query, sub_keys, core, knn)
             return scores, ids
     return reference.tucker_topk(query, sub_keys, core, knn)
 
@@ -39,27 +39,34 @@ def _kernels(name: str = "triton") -> ModuleType:
     return import_module(f"workloads.kernels.tucker_topk.{name}")
 
 
-def _forward(query: Tensor, sub_keys: Tensor, core: Tensor, knn: int) -> tuple[Tensor, Tensor]:
-    found: tuple[Tensor, Tensor] = _kernels().select(query, sub_keys, core, knn)
+def _forward(
+    query: Tensor, sub_keys: Tensor, core: Tensor, knn: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = _kernels().select(query, sub_keys, core, knn)
     return found
 
 
-def _fake(query: Tensor, sub_keys: Tensor, core: Tensor, knn: int) -> tuple[Tensor, Tensor]:
-    shape = (query.shape[3], query.shape[1], knn)
-    return query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.int64)
+def _fake(query: Tensor, sub_keys: Tensor, core: Tensor, knn: int) -> tuple[Tensor, Tensor, Tensor]:
+    _, n_heads, _, n_tokens, _ = query.shape
+    books = 2 << (core.shape[1] - 1).bit_length()
+    return (
+        query.new_empty(n_tokens, n_heads, knn, dtype=torch.float32),
+        query.new_empty(n_tokens, n_heads, knn, dtype=torch.int64),
+        query.new_empty(n_heads, books, knn, n_tokens, dtype=torch.float32),
+    )
 
 
 def _backward(
-    grad: Tensor, ids: Tensor, query: Tensor, sub_keys: Tensor, core: Tensor
+    grad: Tensor, ids: Tensor, products: Tensor, query: Tensor, sub_keys: Tensor, core: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     found: tuple[Tensor, Tensor, Tensor] = _kernels("backward").gradients(
-        grad, ids, query, sub_keys, core
+        grad, ids, products, query, sub_keys, core
     )
     return found
 
 
 def _fake_backward(
-    grad: Tensor, ids: Tensor, query: Tensor, sub_keys: Tensor, core: Tensor
+    grad: Tensor, ids: Tensor, products: Tensor, query: Tensor, sub_keys: Tensor, core: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         query.new_empty(query.shape),
@@ -69,16 +76,17 @@ def _fake_backward(
 
 
 def _save(
-    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: tuple[Tensor, Tensor]
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, int], output: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    ctx.save_for_backward(*inputs[:3], output[1])
+    _, ids, products = output
+    ctx.mark_non_differentiable(ids, products)
+    ctx.save_for_backward(ids, products, *inputs[:3])
 
 
 def _gradients(
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]], ctx: Any, grad: Tensor, _: Tensor
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]], ctx: Any, grad: Tensor, *_: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, None]:
-    query, sub_keys, core, ids = ctx.saved_tensors
-    return *backward(grad, ids, query, sub_keys, core), None
+    return *backward(grad, *ctx.saved_tensors), None
 
 
 _select, _ = register_op(

@@ -5,6 +5,7 @@
 2. `product_key_topk.triton.best_sub_keys`: the best rows and columns by it.
 3. `_multiply`: products of each rank's queries with these candidates.
 4. `_choose`: the best of the grid of candidates, one thread a token.
+5. `_keep_products`: their products, for the gradients.
 
 No atomics: all sums have one order.
 """
@@ -86,8 +87,15 @@ def select(
     *,
     tile: product_keys.Tile | None = None,
     chunk_bytes: int = product_keys.CHUNK_BYTES,
-) -> tuple[Float[Tensor, "tokens heads knn"], Int[Tensor, "tokens heads knn"]]:
-    """Run the forward kernels.
+) -> tuple[
+    Float[Tensor, "tokens heads knn"],
+    Int[Tensor, "tokens heads knn"],
+    Float[Tensor, "heads books knn tokens"],
+]:
+    """Run the forward kernels; return scores, ids and the products that the gradients need.
+
+    These are of the queries with the sub-keys of the chosen slots, in each half and rank (rounded
+    up to a power of two).
 
     Args:
         query: Of both halves, for each rank or one for all.
@@ -107,6 +115,7 @@ def select(
     weighed = _weighed(sub_keys.contiguous(), core, n_queries)
     scores = torch.empty(n_tokens, n_heads, knn, device=query.device, dtype=torch.float32)
     ids = torch.empty(n_tokens, n_heads, knn, device=query.device, dtype=torch.int64)
+    chosen = scores.new_empty(n_heads, 2 * read.ranks, knn, n_tokens)
     for start, tokens, ordered in product_keys.best_sub_keys(
         query.transpose(2, 3), weighed, knn,
         key_parts=read.parts, chunk_bytes=chunk_bytes, tile=tile,
@@ -127,7 +136,13 @@ def select(
             tokens, padded_tokens, found_slots, n_heads, n_keys, knn,
             RANK=rank, RANKS=read.ranks, LOG=log_best, BLOCK_T=product_keys.WARP, num_warps=1,
         )  # fmt: skip
-    return scores, ids
+        tiles = triton.cdiv(tokens, product_keys.WARP), n_heads * 2 * read.ranks
+        _keep_products[(*tiles, triton.cdiv(knn, 16))](
+            ordered, products, ids[start:], chosen[..., start:],
+            tokens, n_tokens, padded_tokens, found_slots, n_heads, n_keys, knn,
+            RANKS=read.ranks, SLOTS=read.slots, BLOCK_T=product_keys.WARP, BLOCK_G=16, num_warps=1,
+        )  # fmt: skip
+    return scores, ids, chosen
 
 
 def stored_sub_keys(
@@ -317,3 +332,34 @@ def _choose(
     to = (token.to(tl.int64) * n_heads + head) * knn + rank
     tl.store(scores_ptr + to, score_of(best), mask=inside & (rank < knn))
     tl.store(ids_ptr + to, id_of(best), mask=inside & (rank < knn))
+
+
+@triton.jit(do_not_specialize=["n_tokens", "all_tokens", "padded_tokens"])
+def _keep_products(
+    ordered_ptr, products_ptr, ids_ptr, chosen_ptr,
+    n_tokens, all_tokens, padded_tokens, found_slots, n_heads, n_keys, knn,
+    RANKS: tl.constexpr, SLOTS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """Store the products with the sub-keys of BLOCK_G chosen slots of BLOCK_T tokens of a head.
+
+    A chosen slot's row and column are among the candidates, whose ids are compared.
+    """
+    head, book = tl.program_id(1) // (2 * RANKS), tl.program_id(1) % (2 * RANKS)
+    half = book // RANKS
+    token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T))[:, None]
+    slot = (tl.program_id(2) * BLOCK_G + tl.arange(0, BLOCK_G))[None, :]
+    inside = (token < n_tokens) & (slot < knn)
+    at = (token.to(tl.int64) * n_heads + head) * knn + slot
+    id = tl.load(ids_ptr + at, mask=inside, other=0).to(tl.int32)
+    row = id // n_keys
+    key = tl.where(half == 0, row, id - row * n_keys)
+    book_size = found_slots * padded_tokens
+    ordered_ptr += (half * n_heads + head).to(tl.int64) * book_size + token
+    products_ptr += (head * 2 * RANKS + book).to(tl.int64) * SLOTS * padded_tokens + token
+    chosen_ptr += (head * 2 * RANKS + book).to(tl.int64) * knn * all_tokens + token
+    found = tl.zeros([BLOCK_T, BLOCK_G], tl.float32)
+    for i in range(knn):
+        candidate = tl.load(ordered_ptr + i * padded_tokens).to(tl.int32)
+        product = tl.load(products_ptr + i * padded_tokens)
+        found = tl.where(key == candidate, product, found)
+    tl.store(chosen_ptr + slot.to(tl.int64) * all_tokens, found, mask=inside)

@@ -24,10 +24,12 @@ SIGNATURE = {
         ("scales_ptr", "products_ptr", "core_ptr", "scores_ptr", "grad_ptr", "weights_ptr"),
         "*fp32:16",
     ),
-    **dict.fromkeys(("core_grads_ptr", "sums_ptr", "sub_keys_ptr", "out_ptr"), "*fp32:16"),
+    **dict.fromkeys(
+        ("core_grads_ptr", "sums_ptr", "sub_keys_ptr", "out_ptr", "chosen_ptr"), "*fp32:16"
+    ),
     **dict.fromkeys(("stride_half", "stride_head", "stride_query", "stride_token"), "i32:16"),
     **dict.fromkeys(("n_keys", "width", "found_slots"), "i32:16"),
-    **dict.fromkeys(("tiles_d", "n_tokens", "padded_tokens", "knn"), "i32"),
+    **dict.fromkeys(("tiles_d", "n_tokens", "all_tokens", "padded_tokens", "knn"), "i32"),
 }
 ONE_HEAD = {"n_heads": 1}
 """A constant, as Triton makes of every argument that is one."""
@@ -123,6 +125,17 @@ def test_gradients_of_sub_keys_come_from_tensor_cores(compile_for_sm90, query, p
 
     assert made.spills == 0
     assert "HGMMA" in made.sass
+
+
+def test_products_of_chosen_slots_stay_in_registers(compile_for_sm90):
+    made = compile_for_sm90(
+        kernels._keep_products,
+        SIGNATURE,
+        {"RANKS": 2, "SLOTS": 16, "BLOCK_T": 32, "BLOCK_G": 16} | ONE_HEAD,
+        num_warps=1,
+    )
+
+    assert made.spills == 0
 
 
 def test_sub_keys_are_weighed_in_registers(compile_for_sm90):

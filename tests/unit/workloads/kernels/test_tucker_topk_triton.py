@@ -70,7 +70,7 @@ def test_same_slots_in_the_same_order_with_many_ties(case, dtype):
     query, sub_keys, core = _integers(*shape, largest)
     expected, expected_ids = reference.tucker_topk(query, sub_keys, core, knn)
 
-    scores, ids = kernels.select(query.to(dtype), sub_keys, core, knn, tile=SMALL)
+    scores, ids, _ = kernels.select(query.to(dtype), sub_keys, core, knn, tile=SMALL)
 
     assert torch.equal(ids, expected_ids)
     assert torch.equal(scores, expected)
@@ -103,7 +103,7 @@ def test_scores_are_as_exact_as_fp32(shape):
         query.double(), sub_keys.double(), core.double(), knn
     )
 
-    scores, ids = kernels.select(query, sub_keys, core, knn, tile=SMALL, chunk_bytes=1)
+    scores, ids, _ = kernels.select(query, sub_keys, core, knn, tile=SMALL, chunk_bytes=1)
 
     assert torch.equal(ids, expected_ids)
     torch.testing.assert_close(scores.double(), expected, rtol=1e-5, atol=1e-5)
@@ -114,7 +114,7 @@ def test_a_bf16_query_is_compared_with_sub_keys_of_eleven_bits():
     query = query.bfloat16()
     expected, _ = reference.tucker_topk(query.double(), sub_keys.double(), core.double(), 8)
 
-    scores, _ = kernels.select(query, sub_keys, core, 8, tile=SMALL)
+    scores, _, _ = kernels.select(query, sub_keys, core, 8, tile=SMALL)
 
     # Both factors of a product of up to 10 err by a unit of the eleventh bit at most.
     torch.testing.assert_close(scores.double(), expected, rtol=2**-11, atol=2e-3)
@@ -129,11 +129,16 @@ def test_gradients(shape, dtype):
     generator = torch.Generator().manual_seed(0)
     grad = torch.randn(sizes[1], sizes[0], knn, generator=generator).transpose(0, 1)
     leaves = [x.clone().requires_grad_() for x in (query, sub_keys, core)]
-    scores, ids = reference.tucker_topk(*leaves, knn)
+    _, ids, products = kernels.select(query, sub_keys, core, knn, tile=SMALL, chunk_bytes=1)
+    # Of the kernels' choice, which a bf16 query may decide another way.
+    rows, columns = reference.half_scores(leaves[0], leaves[1])
+    slots = ids.transpose(0, 1)[:, None].expand(-1, len(core[0]), -1, -1)
+    row, column = (rows.gather(-1, slots // sizes[4]), columns.gather(-1, slots % sizes[4]))
+    scores = torch.einsum("hatk,hab,hbtk->thk", row, leaves[2], column)
     expected = torch.autograd.grad(scores, leaves, grad)
 
     # bf16 products are wrong in the interpreter.
-    found = backward.gradients(grad, ids, query, sub_keys, core, product_type=tl.float32)
+    found = backward.gradients(grad, ids, products, query, sub_keys, core, product_type=tl.float32)
 
     tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
     for x, y in zip(found, expected, strict=True):
