@@ -75,8 +75,9 @@ class TrainConfig:
     eps: PositiveFloat = 1.0e-8
     grad_clip: PositiveFloat | None = 1.0
     """Largest gradient norm; memory values and the rest are clipped separately."""
-    clip_values: Literal["together"] | None = None
-    """together: clip memory values and the rest by the norm of both. Only with adamw."""
+    clip_values: Literal["together", "apart"] | None = None
+    """together: clip memory values and the rest by the norm of both. Only with adamw. Null is
+    apart, and apart becomes null."""
     document_mask: Literal[True] | None = None
     """Attention stays within documents, where windows hold several; None lets it cross them. For
     sources of text, and architectures whose positions meet in softmax attention alone."""
@@ -84,6 +85,9 @@ class TrainConfig:
     """auto: bf16 autocast on a GPU that has it, fp32 elsewhere."""
 
     def __post_init__(self) -> None:
+        if self.clip_values == "apart":
+            # What trials were named by before it could be written.
+            object.__setattr__(self, "clip_values", None)
         check_fields(self)
         if self.batch_tokens % self.seq_len:
             rule = f"must be a multiple of seq_len ({self.seq_len})"
@@ -113,7 +117,7 @@ class TrainConfig:
                     fix = "choose another table_optimizer, deferred_adamw makes the same steps"
                     raise FieldError(name, rule, value, fix, ("table_optimizer",))
         elif self.clip_values == "together":
-            rule = "must be null where tables have an optimizer of their own"
+            rule = "must be apart where tables have an optimizer of their own"
             got = f"together with table_optimizer {self.table_optimizer}"
             fix = "remove it, or set table_optimizer to adamw"
             raise FieldError("clip_values", rule, got, fix, ("table_optimizer",))

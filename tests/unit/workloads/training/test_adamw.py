@@ -196,8 +196,14 @@ def test_values_and_the_rest_may_be_clipped_by_the_norm_of_both(largest):
 
 
 def test_values_with_an_optimizer_of_their_own_are_clipped_apart():
-    with pytest.raises(ValueError, match="clip_values must be null where tables have an optimizer"):
+    with pytest.raises(
+        ValueError, match="clip_values must be apart where tables have an optimizer"
+    ):
         train_config(clip_values="together", table_optimizer="lazy_adamw")
+
+
+def test_clipping_apart_may_be_written():
+    assert train_config(clip_values="apart") == train_config()
 
 
 def test_without_a_limit_nothing_is_clipped_and_without_values_no_norm_is_made_up():
