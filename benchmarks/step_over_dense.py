@@ -7,7 +7,8 @@
 Each size is a process of its own. Its models take turns: dense, the others, dense again, each alone
 on the GPU. "over dense" divides by the mean of both; "dense again" shows how much the machine
 drifted. Medians of blocks of steps (`workloads/training/step_time.py`), with half their spread.
-Tables are updated row by row in bf16 (`table_optimizer: rowwise`) where `rowwise` is said.
+Tables are updated row by row in bf16 (`table_optimizer: rowwise`) where `rowwise` is said, and by
+AdamW from the reads of a step where `deferred` is.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from orchestrator.sweep import registry
 from workloads.training.step_time import Setting, time_steps
 
 ROWWISE = {"table_optimizer": "rowwise", "table_precision": "bf16"}
+DEFERRED = {"table_optimizer": "deferred_adamw"}
 
 
 class Group(NamedTuple):
@@ -42,6 +44,7 @@ GROUPS = {
     "30m": Group(
         "30m", ("ultramem_v2", "memoryformer", "performer", "linformer"), 32_768, 512, 8192, {}
     ),
+    "30m deferred": Group("30m", ("ultramem_v2",), 32_768, 512, 8192, DEFERRED),
     "30m rowwise": Group("30m", ("ultramem_v2", "memoryformer"), 32_768, 512, 8192, ROWWISE),
 }
 

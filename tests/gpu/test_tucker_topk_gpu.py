@@ -39,18 +39,19 @@ def test_slots_and_gradients(shape, dtype):
     leaves = [x.requires_grad_() for x in _case(shape, dtype)]
     exact = [x.detach().double().requires_grad_() for x in leaves]
     assert kernels.applies(*leaves, knn)
-    _, expected_ids = reference.tucker_topk(*exact, knn)
+    best, expected_ids = reference.tucker_topk(*exact, knn)
 
     scores, ids = op.tucker_topk(*leaves, knn)
 
     # fp16's 11 bits of a sub-key move ids whose scores are that close.
-    assert (ids == expected_ids).double().mean() > (0.999 if dtype == torch.float32 else 0.97)
+    assert (ids == expected_ids).double().mean() > (0.999 if dtype == torch.float32 else 0.9)
     rows, columns = reference.half_scores(exact[0], exact[1])
     slots = ids.transpose(0, 1)[:, None].expand(-1, shape[2], -1, -1)
     row, column = rows.gather(-1, slots // n_keys), columns.gather(-1, slots % n_keys)
     expected = torch.einsum("hatk,hab,hbtk->thk", row, exact[2], column)
     tolerance = 3e-6 if dtype == torch.float32 else 1e-3
     assert (scores.double() - expected).norm() < tolerance * expected.norm() + 1e-6
+    assert (scores.double() - best).norm() < 5e-3 * best.norm() + 1e-6
     grad = torch.randn_like(scores)
     found = torch.autograd.grad(scores, leaves, grad, retain_graph=True)
     for one, other in zip(found, torch.autograd.grad(expected, exact, grad.double()), strict=True):
