@@ -17,7 +17,7 @@ from workloads.distributed.mesh import Mesh
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import Place, materialise_model
-from workloads.training import cuda_graph
+from workloads.training import compilation, cuda_graph
 from workloads.training.config import TrainConfig
 from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Interrupted
@@ -44,10 +44,14 @@ def model_of(name: str, place: Place, *, here: torch.device = CPU) -> nn.Module:
     return model.train()
 
 
-def step_of(model: nn.Module, *, passes: int = 1, **changes: object) -> TrainStep:
+def step_of(
+    model: nn.Module, *, passes: int = 1, compiled: bool = False, **changes: object
+) -> TrainStep:
     fields = {"tokens": 64, "batch_tokens": 64, "seq_len": 16, "lr": 0.01, "grad_clip": 0.1}
     config = TrainConfig(**{**fields, "table_optimizer": "rowwise", **changes})
-    return TrainStep(model, config, rows=4 // passes, passes=passes, autocast=nullcontext)
+    return TrainStep(
+        model, config, rows=4 // passes, passes=passes, autocast=nullcontext, compiled=compiled
+    )
 
 
 def batches(n: int, *, here: torch.device = CPU) -> list[torch.Tensor]:
@@ -155,6 +159,27 @@ def test_rules_that_update_every_row_read_the_table_itself():
     step = step_of(model_of("engram", "host"), table_optimizer="deferred_adamw")
 
     assert not any(table.prefetched for table in step.model.memory_tables)
+
+
+@pytest.mark.long
+def test_a_compiled_block_reads_the_copies_in_one_graph(monkeypatch):
+    """Traced and differentiated, not compiled to machine code; a break of the graph is an error."""
+    compile_ = torch.compile
+    whole = {"backend": "aot_eager", "fullgraph": True}
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **options, **whole))
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)
+    monkeypatch.setattr(compilation, "_compiled", {})
+    torch._dynamo.reset()
+    found = []
+    for place in ("device", "host"):
+        model = model_of("engram", place)
+        model.recording_usage = False
+        step = step_of(model, compiled=True)
+        torch._dynamo.config.suppress_errors = False  # which compiling sets
+        found.append(trained(step))
+    torch._dynamo.reset()
+
+    assert_same(*found)
 
 
 def test_such_steps_are_captured(monkeypatch):
