@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from orchestrator.sweep import registry
 from tests.unit.workloads.training.test_table_optimizer import Recorder, job_in
 from workloads.checkpoint import checkpoint
 from workloads.distributed.mesh import Mesh
-from workloads.layers.memory.table import MemoryTable
+from workloads.layers.memory.table import MemoryTable, TableComponent
+from workloads.layers.memory.token_reads import token_readers
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import Place, materialise_model
 from workloads.training import compilation, cuda_graph
@@ -80,6 +82,24 @@ def trained(
 def assert_same(expected: list[torch.Tensor], found: list[torch.Tensor]) -> None:
     assert len(expected) == len(found)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("name", registry.architectures())
+def test_the_plan_and_the_model_agree_on_which_tables_tokens_name(name):
+    module = registry.architecture(name)
+    config = module.Config(**module.PRESETS["d16"])
+    planned = [
+        component
+        for n, component in config.components(VOCAB)
+        for _ in range(n)
+        if isinstance(component, TableComponent) and component.by_token
+    ]
+    with torch.device("meta"):
+        found = token_readers(config.build(VOCAB))
+
+    assert sorted(table.weight.shape for table in found) == sorted(
+        (component.n_rows, component.width) for component in planned
+    )
 
 
 @pytest.mark.parametrize("passes", [1, 2])
