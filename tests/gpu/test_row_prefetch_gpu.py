@@ -18,13 +18,19 @@ from workloads.checkpoint import checkpoint
 from workloads.layers.memory.host_offload import empty_on_host
 from workloads.layers.memory.row_copies import BUS_PROGRAMS, put_rows, take_rows
 from workloads.training.cuda_graph import CapturedStep, capture_if_possible
-from workloads.training.device import gpu_stream
+from workloads.training.device import gpu_stream, numerics
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
 HERE = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _as_trials_compute():
+    with numerics(HERE, n_threads=1, bf16=False), gpu_stream(HERE):
+        yield
 
 
 @pytest.mark.parametrize(
@@ -53,12 +59,11 @@ def test_steps_have_the_bits_of_tables_on_the_gpu(name, captured):
     ways = {"grad_clip": None, "table_precision": "bf16_master"}
     found = []
     for place in ("device", "host"):
-        with gpu_stream(HERE):
-            step = step_of(model_of(name, place, here=HERE), **ways)
-            if captured:
-                step = capture_if_possible(step, world_size=1, bf16=False)
-                assert isinstance(step, CapturedStep)
-            found.append(trained(step, here=HERE))
+        step = step_of(model_of(name, place, here=HERE), **ways)
+        if captured:
+            step = capture_if_possible(step, world_size=1, bf16=False)
+            assert isinstance(step, CapturedStep)
+        found.append(trained(step, here=HERE))
 
     for expected, other in zip(*found, strict=True):
         if expected.ndim:
@@ -67,31 +72,31 @@ def test_steps_have_the_bits_of_tables_on_the_gpu(name, captured):
             torch.testing.assert_close(expected, other, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("captured", [False, True], ids=["plain", "captured"])
+@pytest.mark.parametrize("captured", [False, True], ids=["plain", "compiled, captured"])
 def test_numbers_do_not_depend_on_whether_rows_were_foreseen(captured):
     found = []
     for foresees in (False, True, True):
-        with gpu_stream(HERE):
-            step = step_of(model_of("engram", "host", here=HERE), table_precision="bf16")
-            taken = capture_if_possible(step, world_size=1, bf16=False) if captured else step
-            found.append(trained(taken, foresees=foresees, here=HERE))
+        model = model_of("engram", "host", here=HERE)
+        model.recording_usage = not captured  # steps that record run uncompiled
+        step = step_of(model, table_precision="bf16", compiled=captured)
+        taken = capture_if_possible(step, world_size=1, bf16=False) if captured else step
+        found.append(trained(taken, foresees=foresees, here=HERE))
 
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
 def test_no_step_waits_for_the_host(never_waiting):
-    with gpu_stream(HERE):
-        step = capture_if_possible(
-            step_of(model_of("engram", "host", here=HERE)), world_size=1, bf16=False
-        )
-        windows = batches(8, here=HERE)
-        go = partial(step, lr=0.01)
-        for number in range(5):
-            go(windows[number], upcoming=windows[number + 1])
-        with never_waiting():
-            go(windows[5], upcoming=windows[6])
-            go(windows[6], upcoming=windows[7])
+    step = capture_if_possible(
+        step_of(model_of("engram", "host", here=HERE)), world_size=1, bf16=False
+    )
+    windows = batches(8, here=HERE)
+    go = partial(step, lr=0.01)
+    for number in range(5):
+        go(windows[number], upcoming=windows[number + 1])
+    with never_waiting():
+        go(windows[5], upcoming=windows[6])
+        go(windows[6], upcoming=windows[7])
 
 
 def test_a_stopped_trial_goes_on_bit_for_bit(tmp_path):

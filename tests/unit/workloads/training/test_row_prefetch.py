@@ -11,13 +11,15 @@ import pytest
 import torch
 from torch import nn
 
+from orchestrator.sweep import registry
 from tests.unit.workloads.training.test_table_optimizer import Recorder, job_in
 from workloads.checkpoint import checkpoint
 from workloads.distributed.mesh import Mesh
-from workloads.layers.memory.table import MemoryTable
+from workloads.layers.memory.table import MemoryTable, TableComponent
+from workloads.layers.memory.token_reads import token_readers
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import Place, materialise_model
-from workloads.training import cuda_graph
+from workloads.training import compilation, cuda_graph
 from workloads.training.config import TrainConfig
 from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Interrupted
@@ -44,10 +46,14 @@ def model_of(name: str, place: Place, *, here: torch.device = CPU) -> nn.Module:
     return model.train()
 
 
-def step_of(model: nn.Module, *, passes: int = 1, **changes: object) -> TrainStep:
+def step_of(
+    model: nn.Module, *, passes: int = 1, compiled: bool = False, **changes: object
+) -> TrainStep:
     fields = {"tokens": 64, "batch_tokens": 64, "seq_len": 16, "lr": 0.01, "grad_clip": 0.1}
     config = TrainConfig(**{**fields, "table_optimizer": "rowwise", **changes})
-    return TrainStep(model, config, rows=4 // passes, passes=passes, autocast=nullcontext)
+    return TrainStep(
+        model, config, rows=4 // passes, passes=passes, autocast=nullcontext, compiled=compiled
+    )
 
 
 def batches(n: int, *, here: torch.device = CPU) -> list[torch.Tensor]:
@@ -76,6 +82,24 @@ def trained(
 def assert_same(expected: list[torch.Tensor], found: list[torch.Tensor]) -> None:
     assert len(expected) == len(found)
     assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("name", registry.architectures())
+def test_the_plan_and_the_model_agree_on_which_tables_tokens_name(name):
+    module = registry.architecture(name)
+    config = module.Config(**module.PRESETS["d16"])
+    planned = [
+        component
+        for n, component in config.components(VOCAB)
+        for _ in range(n)
+        if isinstance(component, TableComponent) and component.by_token
+    ]
+    with torch.device("meta"):
+        found = token_readers(config.build(VOCAB))
+
+    assert sorted(table.weight.shape for table in found) == sorted(
+        (component.n_rows, component.width) for component in planned
+    )
 
 
 @pytest.mark.parametrize("passes", [1, 2])
@@ -155,6 +179,27 @@ def test_rules_that_update_every_row_read_the_table_itself():
     step = step_of(model_of("engram", "host"), table_optimizer="deferred_adamw")
 
     assert not any(table.prefetched for table in step.model.memory_tables)
+
+
+@pytest.mark.long
+def test_a_compiled_block_reads_the_copies_in_one_graph(monkeypatch):
+    """Traced and differentiated, not compiled to machine code; a break of the graph is an error."""
+    compile_ = torch.compile
+    whole = {"backend": "aot_eager", "fullgraph": True}
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **options, **whole))
+    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)
+    monkeypatch.setattr(compilation, "_compiled", {})
+    torch._dynamo.reset()
+    found = []
+    for place in ("device", "host"):
+        model = model_of("engram", place)
+        model.recording_usage = False
+        step = step_of(model, compiled=True)
+        torch._dynamo.config.suppress_errors = False  # which compiling sets
+        found.append(trained(step))
+    torch._dynamo.reset()
+
+    assert_same(*found)
 
 
 def test_such_steps_are_captured(monkeypatch):
