@@ -18,6 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import language as tl
 
+from workloads.kernels.tensor_cores import finished
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProductTile:
@@ -183,19 +185,6 @@ def _one_hot(row, score, code, kind: tl.constexpr, ASSEMBLY: tl.constexpr):
 
 
 @triton.jit
-def _finished(acc, ASSEMBLY: tl.constexpr):
-    """Return `acc` once the product that adds to it has ended.
-
-    Tensor cores read a one-hot tile from registers while the program goes on, and Triton (3.6, 3.7)
-    lets it write the next tile into these registers before they are read: now and then a sum was
-    NaN. A use of the sums makes it wait. This one takes no instruction.
-    """
-    if ASSEMBLY:
-        return tl.inline_asm_elementwise("", "=f,0", [acc], dtype=tl.float32, is_pure=True, pack=1)
-    return acc
-
-
-@triton.jit
 def _sums(
     table, rows, scores, codes, out, n_tokens, n_chunks, n_rows, width,
     SIZE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -225,7 +214,7 @@ def _sums(
         acc = tl.dot(
             tl.reshape(one_hot, [TOKENS, ROWS]), tl.load(values, mask=inside, other=0.0), acc
         )
-        acc = _finished(acc, ASSEMBLY)
+        acc = finished(acc, ASSEMBLY)
         read += (ROWS // SIZE) * n_tokens
         values += ROWS * width
     tl.store(
@@ -269,7 +258,7 @@ def _table_gradient(
             tl.load(vectors, mask=(token < end) & (cols < width), other=0.0),
             acc,
         )
-        acc = _finished(acc, ASSEMBLY)
+        acc = finished(acc, ASSEMBLY)
     place = first + tl.arange(0, ROWS)[:, None]
     parts += (tl.program_id(2).to(tl.int64) * n_rows + place) * width + cols
     tl.store(parts, acc.to(parts.dtype.element_ty), mask=(place < n_rows) & (cols < width))

@@ -88,6 +88,24 @@ class Resources:
 _SPILL = r"\b(?:LDL|STL)\b"
 
 
+def overwritten_tiles(ptx: str) -> list[str]:
+    """Return the loops that write registers which an unfinished product may still read.
+
+    Tensor cores read the left factor of a product from registers while the program goes on. Where
+    a loop's last wait leaves products under way, its next pass makes the next factor all the same.
+    """
+    found = []
+    for loop in re.finditer(
+        r"^(\$L\w+):.*?bra(?:\.uni)?\s+\1;", ptx, flags=re.DOTALL | re.MULTILINE
+    ):
+        # Accumulators come first, then the left factor: registers in braces, or a descriptor.
+        products = re.findall(r"wgmma\.mma_async\S* \{[^}]*\}, ?(\{?)", loop[0])
+        waits = re.findall(r"wgmma\.wait_group\S* (\d+)", loop[0])
+        if "{" in products and waits[-1:] != ["0"]:
+            found.append(loop[1])
+    return found
+
+
 @pytest.fixture
 def compile_for_sm90(pytestconfig: pytest.Config) -> Callable[..., Resources]:
     """Return a function that compiles a Triton kernel for compute capability 9.0; no GPU needed.
@@ -144,6 +162,7 @@ def compile_for_sm90(pytestconfig: pytest.Config) -> Callable[..., Resources]:
             target=GPUTarget("cuda", 90, 32),
             options={"num_warps": num_warps, "num_stages": num_stages},
         )
+        assert not overwritten_tiles(compiled.asm["ptx"]), "see kernels/tensor_cores.py: finished"
         sass = disassemble(compiled.asm["cubin"])
         registers = re.search(r"REG:(\d+)", sass)
         assert registers, "cuobjdump did not tell the registers"
