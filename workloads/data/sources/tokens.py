@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.data.cache import file_sha256
 from workloads.data.corpus import ProbeSet
 from workloads.data.permutation import shuffled
 from workloads.data.preparation.manifest import MANIFEST, TokenManifest, load_split
@@ -107,6 +108,7 @@ class Config:
                     ]
                 )
         for folder, manifest in zip(self._folders, self._manifests, strict=True):
+            _require_own_tokenizer(folder, manifest)
             for name in ("train", "valid"):
                 load_split(folder, manifest, name)
 
@@ -233,6 +235,12 @@ def mixture_places(
 
 def _tokenizer_of(manifest: TokenManifest) -> str | None:
     return None if manifest.tokenizer is None else str(manifest.tokenizer["sha256"])
+
+
+def _require_own_tokenizer(folder: Path, manifest: TokenManifest) -> None:
+    saved = saved_tokenizer(folder)
+    if saved is not None and file_sha256(saved) != _tokenizer_of(manifest):
+        raise DataError([f"{saved}: is not what the tokens were made with; prepare them again"])
 
 
 def _bytes_per_token(

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,6 +139,14 @@ def test_prepared_folders_are_mixed_as_told(folders, tmp_path):
     assert mixed.validation(seq_len=10).shape == (2 + 3, 11)
     assert Config(path=folders[0]).prepare(tmp_path).shares == (1.0,)
     assert {p.name for p in config.files()["path"]} == {"manifest.json"}
+
+
+def test_a_tokenizer_that_is_not_the_tokens_own_is_refused(folders):
+    folder = Path(folders[0])
+    (folder / "tokenizer.json").write_text("{}")
+
+    with pytest.raises(DataError, match=r"tokenizer\.json: is not what the tokens were made with"):
+        Config(path=str(folder)).check()
 
 
 def test_wrong_folders_and_weights_are_refused(folders, tmp_path):
