@@ -14,6 +14,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.laws.sum_of_powers import non_negative_squares
+
 Array = NDArray[np.float64]
 
 
@@ -78,13 +80,9 @@ def fit_cost(params: Array, memory: Array, amount: Array, weights: Array) -> Arr
         amount: What a run took (n,), per token if it grows with tokens.
         weights: (k, n) how often each run counts in each of k fits.
     """
-    from scipy.optimize import nnls  # a fifth of a second to import
-
     columns = cost_terms(params, memory) / amount
-    size = np.maximum(np.linalg.norm(columns, axis=1), 1e-300)
-    root = np.sqrt(weights)
-    rows = [nnls((columns / size[:, None] * r).T, r)[0] / size for r in root]
-    return np.asarray(rows)
+    root = np.sqrt(weights)[:, None, :]
+    return non_negative_squares(columns * root, root)
 
 
 def cost_at(coefficients: Array, params: Array, memory: Array) -> Array:

@@ -86,17 +86,16 @@ def report(
     """Answer the question: fit, draw and write report.html, one self-contained page."""
     _run_lightly()
     from analysis.report.contents import report_contents
-    from analysis.report.figure_files import draw_sweep, figure_paths
+    from analysis.report.figure_files import draw_beside, figure_paths, sweep_figures
     from analysis.report.html import write_contents
     from analysis.report.tables import tables
-    from analysis.scaling.second_process import in_second_process
     from orchestrator.cli.render import results
 
     folder, price = out or runs / sweep / "report", read_price(price_text)
     runs_table, fits = _fits(sweep, runs, tracking_uri, by)
-    trials = () if tracking_uri else _recorded_trials(runs, sweep)
     earlier = figure_paths(folder)
-    pictures = in_second_process(lambda: draw_sweep(runs_table, fits, folder))
+    of_sweep = draw_beside(sweep_figures(runs_table, fits), folder)
+    trials = () if tracking_uri else _recorded_trials(runs, sweep)
     spent = None if price is None else spent_text(find_sweep(runs, sweep), price)
     contents = report_contents(
         runs_table,
@@ -105,9 +104,7 @@ def report(
         spent=spent and f"{spent[0].upper()}{spent[1:]}.",
         progress=_echo_part,
     )
-    page = write_contents(
-        contents, folder, sweep_pictures=pictures, earlier=earlier, progress=_echo_part
-    )
+    page = write_contents(contents, folder, of_sweep=of_sweep, earlier=earlier, progress=_echo_part)
     figures = figure_paths(folder)
     if json:
         written = {"report": str(page), "figures": [str(figure) for figure in figures]}
