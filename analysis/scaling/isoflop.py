@@ -210,6 +210,15 @@ def fit_isoflop(
     Raises:
         ValueError: If a column is missing or holds an impossible value, the units cannot be right,
             or the method is unknown.
+
+    Example:
+        >>> import numpy as np
+        >>> flops = np.repeat([1e18, 1e19, 1e20], 7)
+        >>> params = np.sqrt(flops / 120) * np.tile(2.0 ** np.arange(-3, 4), 3)  # 20 tokens each
+        >>> loss = 100 * flops**-0.1 + 0.05 * np.log(params**2 * 120 / flops) ** 2
+        >>> runs = {"params": params, "tokens": flops / 6 / params, "flops": flops, "loss": loss}
+        >>> round(fit_isoflop(runs, n_draws=0).lines["params"].exponent, 3)
+        0.5
     """
     table = _read(runs, outcome, columns or {}, budgets, clusters, accept)
     profile = _profile(table, method, within=within, n_draws=n_draws, level=level)
