@@ -13,6 +13,7 @@ the FLOPs of the runs). `benchmarks/chain_floor.py` measures whole chains.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from analysis.fitting.interval_calibration import widened
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import Band, LawFit, confidence_band
+from analysis.fitting.verdict import FitVerdict, worst
 from analysis.loading.columns import (
     LOSS_ADVICE,
     HasTable,
@@ -80,6 +82,11 @@ class TwoStageFit:
     def usable(self) -> bool:
         """Whether both stages have numbers."""
         return self.to_loss.usable and self.to_outcome.usable
+
+    @cached_property
+    def verdict(self) -> FitVerdict:
+        """The worse of both stages' verdicts."""
+        return worst({"loss": self.to_loss.verdict, self.outcome: self.to_outcome.verdict})
 
     @property
     def sentence(self) -> str:

@@ -17,6 +17,7 @@ of the line.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from analysis.fitting.interval_calibration import (
 )
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import FitStatus, LawFit
+from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
 from analysis.loading.columns import (
     LOSS_ADVICE,
@@ -160,6 +162,36 @@ class IsoflopFit:
     """Of the parametric law, with intervals; empty without a fit.
 
     params is beta/(alpha+beta), tokens alpha/(alpha+beta)."""
+
+    @cached_property
+    def verdict(self) -> FitVerdict:
+        """Whether lines and parametric law, which should agree, do within their intervals."""
+        without = [line.sentence for line in self.lines.values() if not line.usable]
+        if without:
+            return FitVerdict(status=VerdictStatus.UNDERDETERMINED, sentence=without[0])
+        apart = [text for size in self.lines if (text := self._disagreement(size))]
+        parametric = self.parametric.verdict
+        about_law = f"parametric law: {parametric.sentence}"
+        if apart:
+            return FitVerdict(
+                status=VerdictStatus.DOUBTFUL, sentence="; ".join([*apart, about_law])
+            )
+        # Lines do not rest on the parametric law: if it is wrong, nothing confirms them.
+        status = VerdictStatus.DOUBTFUL if parametric.is_misfit else parametric.status
+        return FitVerdict(status=status, sentence=about_law)
+
+    def _disagreement(self, size: str) -> str | None:
+        """Return the two exponents if their intervals have nothing in common."""
+        line, (exponent, interval) = self.lines[size], self.exponents.get(size, (0.0, None))
+        if line.interval is None or interval is None:
+            return None
+        if max(line.interval[0], interval[0]) <= min(line.interval[1], interval[1]):
+            return None
+        return (
+            f"the exponent of the optimal {size} is {line.exponent:.3f}"
+            f" [{line.interval[0]:.3f}, {line.interval[1]:.3f}] by the budgets and {exponent:.3f}"
+            f" [{interval[0]:.3f}, {interval[1]:.3f}] by the parametric law"
+        )
 
     def parametric_optimum(self, compute: float) -> tuple[float, float]:
         """Return parameters and tokens of lowest loss by the parametric law.
