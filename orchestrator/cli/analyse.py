@@ -1,5 +1,6 @@
 """Commands `memscale fit`, `report` and `next`: results and next runs."""
 
+import atexit
 import gc
 import os
 from collections.abc import Sequence
@@ -253,6 +254,8 @@ def _run_lightly() -> None:
     # Threads of linear algebra that wait for each other take three times the CPU seconds of one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     gc.set_threshold(100_000, 20, 20)
+    # Else Python looks for cycles among all that was imported as it ends, for a fifth of a second.
+    atexit.register(gc.freeze)
 
 
 def _fits(sweep: str, runs: Path, tracking_uri: str | None, by: str | None) -> tuple[Any, Any]:
