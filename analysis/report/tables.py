@@ -328,11 +328,9 @@ def curves(fits: SweepFits) -> Table:
             " six sizes or more make it fair"
         )
     table = Table.of("Fitted curves", fits.curves, columns, notes)
-    return _said_once(replace(table, rows=_without_repeats(fits.curves, table.rows)))
+    return replace(table, rows=_without_repeats(fits.curves, table.rows))
 
 
-SHORT_CELL = 40
-"""Characters that a cell may repeat."""
 MOST_REPEATED = 2
 """Rows without numbers that may give the same reason; more share one row."""
 MOST_NAMED = 3
@@ -409,19 +407,7 @@ def comparison(fits: SweepFits) -> Table:
             *not_causal(fits),
             *notes,
         ]
-    return _said_once(Table.of("At equal training FLOPs", fits.pairs, columns, notes))
-
-
-def _said_once(table: Table) -> Table:
-    """Return the table; a sentence that ends several rows is a note, with their count."""
-    counts = Counter(row[-1] for row in table.rows)
-    several = [text for text, n in counts.items() if n > 1 and len(text) > SHORT_CELL]
-    marks = {text: f"({i})" for i, text in enumerate(several, 1)}
-    return replace(
-        table,
-        rows=tuple((*row[:-1], marks.get(row[-1], row[-1])) for row in table.rows),
-        notes=(*(f"{marks[s]}, {counts[s]} rows: {s}" for s in several), *table.notes),
-    )
+    return Table.of("At equal training FLOPs", fits.pairs, columns, notes)
 
 
 def no_size_needed(pair: EqualFlops) -> bool:

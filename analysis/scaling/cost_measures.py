@@ -19,6 +19,10 @@ from analysis.laws.sum_of_powers import non_negative_squares
 Array = NDArray[np.float64]
 
 
+TRACE = 1e-6
+"""Share of every run's cost below which a term is none."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CostMeasure:
     """A quantity in which architectures are held equal."""
@@ -82,7 +86,9 @@ def fit_cost(params: Array, memory: Array, amount: Array, weights: Array) -> Arr
     """
     columns = cost_terms(params, memory) / amount
     root = np.sqrt(weights)[:, None, :]
-    return non_negative_squares(columns * root, root)
+    found = non_negative_squares(columns * root, root)
+    # A trace of a term, left by rounding, would make a constant cost grow.
+    return np.where((found[:, :, None] * columns).max(axis=2) < TRACE, 0.0, found)
 
 
 def cost_at(coefficients: Array, params: Array, memory: Array) -> Array:

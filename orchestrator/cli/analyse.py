@@ -67,7 +67,7 @@ def _print_tables(fitted: Sequence[Any], *, json: bool, csv: bool) -> None:
         parts = [f"# {table.name}\n{csv_text(table)}" for table in fitted if table.rows]
         typer.echo("\n".join(parts), nl=False)
     else:
-        console_here().print(results.printed(fitted))
+        console_here().print(results.printed([table.said_once() for table in fitted]))
 
 
 @verb(epilog="Example: memscale report quickstart")
@@ -116,7 +116,8 @@ def report(
         return
     console = console_here()
     console.print(results.answered(runs_table.question, contents.answer, contents.advice))
-    console.print(results.printed([contents.differences, *tables(runs_table, fits)]))
+    shown = [contents.differences, *tables(runs_table, fits)]
+    console.print(results.printed([table.said_once() for table in shown]))
     if spent is not None:
         console.print(f"{sweep}: {spent}\n")
     console.print(results.next_steps(page, figures, sweep=sweep, runs_option=runs_option(runs)))

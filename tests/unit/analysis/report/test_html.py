@@ -354,9 +354,11 @@ def test_a_sentence_that_many_rows_would_repeat_is_said_once(synthetic, tmp_path
     pairs, fitted = comparison(fits), curves(fits)
 
     assert [row[0] for row in fitted.rows] == [f"{len(fits.curves)} curves: dense, memory_plus"]
-    sized = [row for row in pairs.rows if row[-1] != "–"]
+    shown = pairs.said_once()
+    sized = [row for row in shown.rows if row[-1] != "–"]
     assert {row[-1] for row in sized} == {"(1)"}
-    assert pairs.notes[0].startswith(f"(1), {len(sized)} rows: the dense curve")
+    assert shown.notes[0].startswith(f"(1), {len(sized)} rows: the dense curve")
+    assert shown.notes[1:] == pairs.notes
 
 
 @pytest.mark.parametrize(
