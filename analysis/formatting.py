@@ -2,11 +2,15 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pandas as pd
+
+SHORT_CELL = 40
+"""Characters of a cell that rows may repeat."""
 
 
 class Column(NamedTuple):
@@ -59,6 +63,17 @@ class Table:
             return [dict(row) for row in self.values]
         names = [identifier(column) for column in self.columns]
         return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+    def said_once(self) -> "Table":
+        """Return the table as it is shown: a sentence that ends several rows is a note."""
+        counts = Counter(row[-1] for row in self.rows)
+        several = [text for text, n in counts.items() if n > 1 and len(text) > SHORT_CELL]
+        marks = {text: f"({i})" for i, text in enumerate(several, 1)}
+        return replace(
+            self,
+            rows=tuple((*row[:-1], marks.get(row[-1], row[-1])) for row in self.rows),
+            notes=(*(f"{marks[s]}, {counts[s]} rows: {s}" for s in several), *self.notes),
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """Return the cells as a DataFrame of text, for a notebook."""

@@ -4,8 +4,8 @@
     python benchmarks/report_time.py runs quickstart
 
 Parts run one after the other in one process here; CPU seconds of a process that helps are counted.
-The command itself draws the figures of runs and curves beside everything else, so it takes less
-wall time than the parts together. Figures are drawn without starting from an earlier report's.
+The command shares curves and figures with a second process, so it takes less wall time than the
+parts together. Figures are drawn without starting from an earlier report's.
 """
 
 import argparse
@@ -69,24 +69,26 @@ def parts(runs: Path, sweep: str, out: Path) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command
     with measured("imports"):
         import analysis
+        from analysis.report import figure_files
         from analysis.report.contents import report_contents
-        from analysis.report.figure_files import draw_sweep
         from analysis.report.html import write_contents
         from orchestrator.cli import analyse
 
         count_formats()
+        # Formats are counted in one process.
+        figure_files.in_second_process = lambda tasks: lambda: [task() for task in tasks]
     with measured("runs from the folder"):
         table = analysis.load(runs, sweep=sweep)
     with measured("curves and resamples"):
         fits = analysis.fit_sweep(table)
     with measured("figures of runs and curves"):
-        pictures = draw_sweep(table, fits, out)
+        pictures = figure_files.draw_beside(figure_files.sweep_figures(table, fits), out)()
     with measured("planned trials"):
         trials = analyse._recorded_trials(runs, sweep)
     with measured("laws, multipliers, frontier, next runs, and their figures before drawing"):
         contents = report_contents(table, fits, trials=trials)
     with measured("figures of these, tables, page"):
-        write_contents(contents, out, sweep_pictures=lambda: pictures, earlier=[])
+        write_contents(contents, out, of_sweep=lambda: pictures, earlier=[])
     print(f"{cpu_seconds() - began:7.2f} s  together")
     each = ", ".join(f"{kind} {seconds:.2f} s" for kind, seconds in FORMATS.items())
     print(f"Of the figures: {each}")

@@ -34,6 +34,17 @@ def load_fit(path: str | Path) -> LawFit:
 
     Raises:
         ValueError: If the file is no such fit, or its runs are not those that were fitted.
+
+    Example:
+        >>> import tempfile
+        >>> from analysis import fit_law
+        >>> runs = {"x": [1e6, 4e6, 1.6e7, 6.4e7, 2.56e8], "loss": [5.0, 4.0, 3.5, 3.25, 3.125]}
+        >>> fit = fit_law("power", runs, n_draws=0)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     fit.save(f"{folder}/fit.json")
+        ...     again = load_fit(f"{folder}/fit.json")
+        >>> again.parameters == fit.parameters
+        True
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))

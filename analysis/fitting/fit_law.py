@@ -1,12 +1,5 @@
 """Fits of a scaling law to runs.
 
-    >>> runs = {"size": [1e6, 4e6, 1.6e7, 6.4e7, 2.56e8], "loss": [5.0, 4.0, 3.5, 3.25, 3.125]}
-    >>> fit = fit_law("power", runs, columns={"x": "size"}, n_draws=0)
-    >>> round(fit.parameters["alpha"], 3), round(fit.parameters["E"], 3)
-    (0.5, 3.0)
-    >>> fit.predict([1.024e9]).y.round(4).tolist()
-    [3.0625]
-
 The unit of resampling is the configuration (`clusters`): its seeds and its checkpoints share more
 than the law, so they are drawn together. Every law goes through this file: laws of several sizes,
 curves of one size, and links from loss to accuracy.
@@ -128,6 +121,14 @@ def fit_law(
 
     Raises:
         ValueError: If a column is missing, or a value cannot be: the message names the row.
+
+    Example:
+        >>> runs = {"size": [1e6, 4e6, 1.6e7, 6.4e7, 2.56e8], "loss": [5.0, 4.0, 3.5, 3.25, 3.125]}
+        >>> fit = fit_law("power", runs, columns={"x": "size"}, n_draws=0)
+        >>> round(fit.parameters["alpha"], 3), round(fit.parameters["E"], 3)
+        (0.5, 3.0)
+        >>> fit.predict([1.024e9]).y.round(4).tolist()
+        [3.0625]
     """
     law, runs = _within(as_law(law), fixed, bounds), as_columns(runs)
     objective = objective or law.default_objective

@@ -131,7 +131,8 @@ def calibrated(
     places = np.unique(jacobian, axis=0)
     chosen = np.linspace(0, len(places) - 1, min(MOST_PLACES, len(places))).round().astype(int)
     at_runs = linear.of(places[chosen])
-    kinds = [_truth_depths(linear.of(q)) for q in (coefficients, places[chosen]) if len(q)]
+    of_curve = _truth_depths(at_runs)
+    kinds = [of_curve, *([_truth_depths(linear.of(coefficients))] if len(coefficients) else [])]
     both = np.quantile(
         np.concatenate([d.ravel() for d in kinds]),
         level,
@@ -140,7 +141,7 @@ def calibrated(
     )
     return Levels(
         coefficient=float(both),
-        curve=covering_level(level, at_runs),
+        curve=float(np.quantile(of_curve, level)),
         new_run=covering_level(level, linear.new_runs(at_runs)),
     )
 

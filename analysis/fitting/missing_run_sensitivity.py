@@ -109,6 +109,16 @@ def fit_partial(
 
     Raises:
         ValueError: As `fit_law`; sizes have to be there for missing cells, too.
+
+    Example:
+        >>> import numpy as np
+        >>> from analysis.laws.chinchilla import CHINCHILLA
+        >>> N, D = (v.ravel() for v in np.meshgrid([1e7, 3e7, 1e8, 3e8], [1e9, 4e9, 1.6e10]))
+        >>> runs = {"params": N, "tokens": D, "loss": 1.8 + 400 * N**-0.35 + 2000 * D**-0.37}
+        >>> runs["loss"][-1] = np.nan  # the largest has not run
+        >>> found = fit_partial(CHINCHILLA, runs, n_draws=50)
+        >>> found.sentence.partition(".")[0]
+        '11 of 12 cells; missing: 1 not run'
     """
     # The fit of the cells that are there, with intervals, warnings and a hold-out of its own.
     cells = _read_cells(law, runs, outcome, columns, clusters)

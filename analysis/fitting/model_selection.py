@@ -220,6 +220,14 @@ def compare_laws(
         laws: Fitted to the same runs.
         runs: As `analysis.fitting.fit_law.fit_law`.
         options: The rest of its arguments, the same for all laws.
+
+    Example:
+        >>> from analysis.fitting.synthetic import make_runs
+        >>> from analysis.laws.kaplan import KAPLAN
+        >>> runs = make_runs(KAPLAN, 20, noise=0.001)
+        >>> table, fits = compare_laws(["chinchilla", "kaplan"], runs, n_draws=0)
+        >>> table["law"].tolist()
+        ['kaplan', 'chinchilla']
     """
     fits = {law.name: fit_law(law, runs, **options) for law in map(as_law, laws)}
     fits = {name: replace(fit, n_judged=len(fits)) for name, fit in fits.items()}

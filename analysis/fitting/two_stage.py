@@ -13,6 +13,7 @@ the FLOPs of the runs). `benchmarks/chain_floor.py` measures whole chains.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from analysis.fitting.interval_calibration import widened
 from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import Band, LawFit, confidence_band
+from analysis.fitting.verdict import FitVerdict, worst
 from analysis.loading.columns import (
     LOSS_ADVICE,
     HasTable,
@@ -80,6 +82,11 @@ class TwoStageFit:
     def usable(self) -> bool:
         """Whether both stages have numbers."""
         return self.to_loss.usable and self.to_outcome.usable
+
+    @cached_property
+    def verdict(self) -> FitVerdict:
+        """The worse of both stages' verdicts."""
+        return worst({"loss": self.to_loss.verdict, self.outcome: self.to_outcome.verdict})
 
     @property
     def sentence(self) -> str:
@@ -173,6 +180,18 @@ def fit_chain(
 
     Raises:
         ValueError: As `fit_law`; rows are those of `runs`, also with masks.
+
+    Example:
+        >>> import numpy as np
+        >>> from analysis import law_named
+        >>> from analysis.laws.loss_to_accuracy import Sigmoid
+        >>> N, D = (v.ravel() for v in np.meshgrid([1e7, 3e7, 1e8, 3e8], [1e9, 4e9, 1.6e10]))
+        >>> runs = {"params": N, "tokens": D, "loss": 1.8 + 400 * N**-0.35 + 2000 * D**-0.37}
+        >>> runs["accuracy"] = 0.25 + 0.7 / (1 + np.exp(4 * (runs["loss"] - 3)))
+        >>> chain = fit_chain(law_named("chinchilla"), Sigmoid(chance=0.25), runs, n_draws=0)
+        >>> at = chain.predict({"params": 1e9, "tokens": 6.4e10})
+        >>> at.loss.round(3).tolist(), at.y.round(3).tolist()
+        ([2.284], [0.912])
     """
     runs = as_columns(runs)
     first, second = (_mask(rows, len(column(runs, loss))) for rows in (law_rows, link_rows))

@@ -25,6 +25,10 @@ def law_named(name: str) -> Law:
 
     Raises:
         ValueError: If there is none; the message lists them.
+
+    Example:
+        >>> law_named("chinchilla").equation
+        'L = E + A/N^alpha + B/D^beta'
     """
     known = all_laws()
     if name not in known:

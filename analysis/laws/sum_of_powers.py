@@ -178,7 +178,7 @@ def non_negative_squares(columns: Array, target: Array | float = 1.0) -> Array:
 
     Args:
         columns: What is summed.
-        target: (n,), or one number for all.
+        target: (n,), (S, 1, n), or one number for all.
     """
     n_sets, k, _ = columns.shape
     size = np.sqrt(np.einsum("skn,skn->sk", columns, columns))

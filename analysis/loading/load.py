@@ -79,6 +79,12 @@ def load(
             that are.
         ValueError: If a table cannot be read, lacks a needed column, or has units that cannot be
             right.
+
+    Example:
+        >>> table = {"N": ["70M", "1.4B"], "D": [2, 28], "val/loss": [3.9, 2.7]}
+        >>> runs = load(table, columns={"params": "N", "tokens": "D"}, units={"tokens": 1e9})
+        >>> runs.table["params"].tolist(), runs.table["tokens"].tolist()
+        ([70000000.0, 1400000000.0], [2000000000.0, 28000000000.0])
     """
     if isinstance(source, pd.DataFrame | Mapping):
         reading = read_table(source, DATA_FRAME, sweep, columns, units, accept)

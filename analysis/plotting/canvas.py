@@ -1,14 +1,17 @@
 """Figures without a display: canvas, shared style, files in SVG, PNG and PDF."""
 
 import io
+import struct
+import zlib
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+from numpy.typing import NDArray
 
 from analysis.plotting.recording import UnrecordableError, recorded
 
@@ -93,8 +96,27 @@ def image(figure: Figure, kind: str) -> bytes:
             return buffer.getvalue()
         figure.savefig(buffer, format="rgba", **options)
     width, height = (int(inches * DPI) for inches in figure.get_size_inches())
-    # Opaque, so without the fourth channel: half the time of compressing, and no larger.
-    picture = Image.frombytes("RGBA", (width, height), buffer.getvalue()).convert("RGB")
-    png = io.BytesIO()
-    picture.save(png, format="png", compress_level=1, dpi=(DPI, DPI))
-    return png.getvalue()
+    pixels = np.frombuffer(buffer.getbuffer(), dtype=np.uint8).reshape(height, width, 4)
+    return png(pixels[..., :3], dpi=DPI)
+
+
+def png(pixels: NDArray[np.uint8], *, dpi: int) -> bytes:
+    """Return pixels (height, width, 3) as a PNG file.
+
+    Flat colours compress as well without the filters that other writers try on every row, and in a
+    third of the time.
+    """
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # a row begins with its filter: none
+    rows[:, 1:] = pixels.reshape(height, -1)
+    per_metre = round(dpi / 0.0254)
+    chunks = (
+        (b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)),
+        (b"pHYs", struct.pack(">2IB", per_metre, per_metre, 1)),
+        (b"IDAT", zlib.compress(rows.tobytes(), level=1)),
+        (b"IEND", b""),
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )

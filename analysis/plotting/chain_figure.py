@@ -13,6 +13,7 @@ from analysis.plotting.fit_panels import (
     PanelSeries,
     draw_column,
     finish,
+    is_misfit,
     others_title,
     outcome_label,
     panel_grid,
@@ -93,4 +94,5 @@ def _chain_series(
         at=law.at,
         band=chain.predict(at),
         style=style,
+        misfit=is_misfit(chain),
     )

@@ -98,7 +98,7 @@ def curve_series(
     fit: LawFit, style: SeriesStyle, beyond: float, *, margin: float = 1.2
 ) -> PanelSeries:
     """Return the runs and the curve of a fit, drawn `margin` below and `beyond` above its runs."""
-    at = np.geomspace(fit.x.min() / margin, fit.x.max() * max(beyond, margin), 160)
+    at = np.geomspace(fit.x.min() / margin, fit.x.max() * max(beyond, margin), 80)
     return PanelSeries(
         x=fit.x,
         y=fit.y,

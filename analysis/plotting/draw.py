@@ -71,6 +71,12 @@ def draw(result: Any, **options: Any) -> Any:
 
     Raises:
         ValueError: If it is of no kind known, or has no numbers.
+
+    Example:
+        >>> from analysis import fit_law
+        >>> runs = {"x": [1e6, 4e6, 1.6e7, 6.4e7, 2.56e8], "loss": [5.0, 4.0, 3.5, 3.25, 3.125]}
+        >>> draw(fit_law("power", runs, n_draws=0)).axes[-1].get_xlabel()
+        'Size'
     """
     one = result
     if isinstance(result, Mapping | list | tuple) and len(result):

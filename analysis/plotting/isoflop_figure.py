@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from analysis.fitting.verdict import VerdictStatus
 from analysis.plotting.axes import GREY, log_scale
 from analysis.plotting.canvas import styled
 from analysis.plotting.fit_panels import (
@@ -54,8 +55,10 @@ def isoflop_figure(fit: IsoflopFit, *, size: str = "params", outcome: str = "Los
         # A legend of all budgets would be higher than the panels.
         shown = dict(list(styles.items())[:: max(1, len(styles) // 8)])
         unusable = [b.sentence for b in budgets if not b.usable]
-        words = "; ".join(unusable[:3]) if unusable else line.sentence
-        finish(figure, shown, {}, [words], level=line.level, band="band: line over resamples")
+        said = ["; ".join(unusable[:3]) if unusable else line.sentence]
+        if fit.verdict.status is not VerdictStatus.ADEQUATE:
+            said.append(str(fit.verdict))
+        finish(figure, shown, {}, said, level=line.level, band="band: line over resamples")
     return figure
 
 

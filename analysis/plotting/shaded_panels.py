@@ -62,8 +62,9 @@ def shade_outside(axes: Axes, x: Array, extrapolated: Sequence[Flags]) -> None:
     """Shade where no curve rests on runs."""
     nobody = np.logical_and.reduce([flags for flags in extrapolated if len(flags) == len(x)])
     edges = np.concatenate([[x[0]], np.sqrt(x[1:] * x[:-1]), [x[-1]]])
-    for i in np.flatnonzero(nobody):
-        axes.axvspan(edges[i], edges[i + 1], color=OUTSIDE, linewidth=0, zorder=0)
+    ends = np.flatnonzero(np.diff(nobody, prepend=False, append=False))
+    for start, end in ends.reshape(-1, 2):
+        axes.axvspan(edges[start], edges[end], color=OUTSIDE, linewidth=0, zorder=0)
 
 
 def amount_axis(axes: Axes, label: str, x: Array | None = None) -> None:

@@ -167,7 +167,7 @@ def _draw_series(
 
 
 def _draw_curve(axis: Axes, fit: LawFit, style: SeriesStyle, *, band: float) -> None:
-    x = np.geomspace(fit.x.min(), fit.x.max(), 200)
+    x = np.geomspace(fit.x.min(), fit.x.max(), 80)
     prediction = fit.predict(x)
     line = MISFIT_LINE if is_misfit(fit) else style.line
     axis.plot(x, prediction.y, color=style.colour, linestyle=line, linewidth=2, zorder=2)

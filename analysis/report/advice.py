@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from analysis.fitting.verdict import VerdictStatus
 from analysis.report.answer import SweepAnswer
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.equal_cost import CostDifference
@@ -28,12 +29,20 @@ def advice(
     """
     found = [*_seeds(answer), *_edges(fits), *_untuned(fits), *_sizes(fits)]
     laws = {} if comparison.laws is None else comparison.laws.by_name
-    misfits = [name for name, law in laws.items() if law.fit.verdict.is_misfit]
+    verdicts = {name: law.fit.verdict.status for name, law in laws.items()}
+    misfits = [name for name, verdict in verdicts.items() if verdict == VerdictStatus.MISFIT]
+    vague = [n for n, verdict in verdicts.items() if verdict == VerdictStatus.UNDERDETERMINED]
     design = comparison.design
     if misfits:
         found.append(
             f"The law of {', '.join(misfits)} misfits its runs, so no run can be said to narrow it"
             " most: spread further sizes evenly, or fit another law (analysis.choose_law)."
+        )
+    elif design is not None and vague and not design.chosen:
+        found.append(
+            f"Add sizes further apart: many curves fit the runs of {', '.join(vague)} equally well,"
+            " and no trial left or further seed changes that."
+            f" `memscale next {sweep} --candidates more.yaml` chooses among those of another file."
         )
     elif design is not None:
         names = ", ".join(one.candidate.name for one in design.chosen)

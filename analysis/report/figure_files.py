@@ -2,8 +2,9 @@
 
 import base64
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from analysis.plotting.usage_figure import usage_figure
 from analysis.report.architectures import FIGURE_STEMS
 from analysis.report.contents import ReportContents
 from analysis.scaling.equal_cost import main_outcome
+from analysis.scaling.second_process import in_second_process
 from analysis.scaling.sweep_summary import SweepFits
 from orchestrator.records.trial_dir import SweepDir, sweep_dir
 
@@ -36,31 +38,17 @@ MOST_READS_FIGURES = 6
 """Trials of which the page shows table reads; each takes about as much space as a plot of runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepPictures:
-    """Figures that follow from runs and their curves alone, as data URIs; None: nothing to draw."""
-
-    sweep: str | None = None
-    heat_map: str | None = None
-    usage: str | None = None
-    fits: Sequence[str] = ()
-    """A figure per outcome."""
-    table_reads: Mapping[str, str] = field(default_factory=dict)
-    """By trial, of those whose reads were counted."""
-    paths: Sequence[Path] = ()
-    """The files written."""
+Maker = Callable[[], Any]
+"""Returns a figure, or None where there is nothing to draw."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContentPictures:
-    """Figures of laws and of the comparison of architectures, as data URIs."""
+class Picture:
+    """A figure that was written."""
 
-    laws: Mapping[str, str | None] = field(default_factory=dict)
-    """By title; None: the fit has no numbers."""
-    compared: Mapping[str, str] = field(default_factory=dict)
-    """By the stem of the file."""
-    paths: Sequence[Path] = ()
-    """The files written."""
+    uri: str
+    """What the page shows, as data URI."""
+    paths: tuple[Path, ...]
 
 
 def figure_paths(out: str | os.PathLike[str]) -> list[Path]:
@@ -83,76 +71,87 @@ def figure_paths(out: str | os.PathLike[str]) -> list[Path]:
     ]
 
 
-class FigureFiles:
-    """Files of the figures written so far."""
+def draw_beside(
+    makers: Mapping[str, Maker], out: str | os.PathLike[str]
+) -> Callable[[], dict[str, Picture]]:
+    """Begin to draw figures into a folder; return what draws the rest and gives them by stem.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.paths: list[Path] = []
-
-    def write(self, figure: Any, stem: str, *, smallest: bool = False) -> str:
-        """Write a figure in every format; return its SVG, or the smaller picture, as data URI."""
-        paths = save(figure, self.folder / stem)
-        self.paths += paths
-        pictures = [path for path in paths if path.suffix in (".svg", ".png")]
-        shown = min(pictures, key=lambda path: path.stat().st_size) if smallest else pictures[0]
-        return _data_uri(shown)
-
-
-def draw_sweep(runs: Runs, fits: SweepFits, out: str | os.PathLike[str]) -> SweepPictures:
-    """Draw the figures of a sweep's runs and curves into a folder, which is made if missing."""
-    files = FigureFiles(Path(out))
-    files.folder.mkdir(parents=True, exist_ok=True)
-    return SweepPictures(
-        sweep=_draw_sweep(runs, fits, files),
-        heat_map=_draw_heat_map(runs, fits, files),
-        usage=_draw_usage(runs, fits, files),
-        fits=_draw_curves(fits, files),
-        table_reads=_draw_table_reads(runs, files),
-        paths=files.paths,
-    )
+    Args:
+        makers: By the stem of the figure's files.
+        out: Made if missing.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = in_second_process([partial(_write, make, folder / s) for s, make in makers.items()])
+    return lambda: {
+        stem: picture for stem, picture in zip(makers, drawn(), strict=True) if picture is not None
+    }
 
 
-def draw_contents(contents: ReportContents, out: str | os.PathLike[str]) -> ContentPictures:
-    """Draw the figures of laws and of the comparison of architectures into a folder."""
-    files, compared = FigureFiles(Path(out)), contents.compared
+def sweep_figures(runs: Runs, fits: SweepFits) -> dict[str, Maker]:
+    """Return the figures that follow from runs and their curves alone, by stem."""
+    return {
+        FIGURE_STEM: lambda: _sweep_figure(runs, fits),
+        USAGE_STEM: lambda: _usage_figure(runs, fits),
+        **_curve_figures(fits),
+        HEAT_MAP_STEM: lambda: _heat_map_figure(runs, fits),
+        **_table_reads_figures(runs),
+    }
+
+
+def content_figures(contents: ReportContents) -> dict[str, Maker]:
+    """Return the figures of laws and of the comparison of architectures, by stem."""
+    compared = contents.compared
     sections = (compared.multipliers, compared.frontier, compared.next_runs)
-    return ContentPictures(
-        laws={
-            title: _draw_law(fit, f"{LAW_STEM}_{i}", files)
-            for i, (title, fit) in enumerate(contents.laws.items(), 1)
+    return {
+        **{
+            f"{LAW_STEM}_{i}": partial(_law_figure, fit)
+            for i, fit in enumerate(contents.laws.values(), 1)
         },
-        compared={
-            stem: files.write(figure, stem)
+        **{
+            stem: partial(_same, figure)
             for section in sections
             for stem, figure in section.figures.items()
         },
-        paths=files.paths,
-    )
+    }
 
 
-def _draw_sweep(runs: Runs, fits: SweepFits, files: FigureFiles) -> str | None:
+def _write(make: Maker, stem: Path) -> Picture | None:
+    """Write a figure in every format, None where there is nothing to draw."""
+    figure = make()
+    if figure is None:
+        return None
+    paths = save(figure, stem)
+    pictures = [path for path in paths if path.suffix in (".svg", ".png")]
+    # Of many layers or a long training the lines take more space than their picture.
+    smallest = stem.name.startswith((USAGE_STEM, READS_STEM))
+    shown = min(pictures, key=lambda path: path.stat().st_size) if smallest else pictures[0]
+    return Picture(uri=_data_uri(shown), paths=tuple(paths))
+
+
+def _same(figure: Any) -> Any:
+    return figure
+
+
+def _sweep_figure(runs: Runs, fits: SweepFits) -> Any:
     if not len(runs.table):
         return None
     try:
-        figure = sweep_figure(runs, fits)
+        return sweep_figure(runs, fits)
     except ValueError:
         return None  # the page says so and still shows what was excluded and why
-    return files.write(figure, FIGURE_STEM)
 
 
-def _draw_heat_map(runs: Runs, fits: SweepFits, files: FigureFiles) -> str | None:
+def _heat_map_figure(runs: Runs, fits: SweepFits) -> Any:
     outcome = main_outcome(runs.table)
     own = [name for name in fits.varied if not name.startswith("data.")]
     maps = heat_maps(runs.table, own, outcome) if outcome else []
-    if not maps or outcome is None:
-        return None
-    return files.write(heat_map_figure(maps, outcome), HEAT_MAP_STEM)
+    return heat_map_figure(maps, outcome) if maps and outcome else None
 
 
-def _draw_curves(fits: SweepFits, files: FigureFiles) -> list[str]:
-    """Draw a picture for every outcome, a column for every size that some curve was fitted to."""
-    pictures = []
+def _curve_figures(fits: SweepFits) -> dict[str, Maker]:
+    """Return a figure per outcome, with a column for every size that some curve was fitted to."""
+    figures: dict[str, Maker] = {}
     for outcome in dict.fromkeys(c.spec.outcome for c in fits.curves):
         label = Y_LABELS.get(outcome, outcome).split(" (")[0]
         columns: dict[tuple[str, str], dict[str, LawFit]] = {}
@@ -171,45 +170,39 @@ def _draw_curves(fits: SweepFits, files: FigureFiles) -> list[str]:
             if any(fit.usable for fit in by_series.values())
         ]
         if panels:
-            pictures.append(files.write(curves_figure(panels), f"{FITS_STEM}_{outcome}"))
-    return pictures
+            figures[f"{FITS_STEM}_{outcome}"] = partial(curves_figure, panels)
+    return figures
 
 
-def _draw_law(fit: Any, stem: str, files: FigureFiles) -> str | None:
+def _law_figure(fit: Any) -> Any:
     try:
-        figure = draw(fit)
+        return draw(fit)
     except ValueError:
         return None  # the table says why it has no numbers
-    return files.write(figure, stem)
 
 
-def _draw_usage(runs: Runs, fits: SweepFits, files: FigureFiles) -> str | None:
+def _usage_figure(runs: Runs, fits: SweepFits) -> Any:
     if not usage_columns(runs.table.columns):
         return None  # histories are many files or requests
-    figure = usage_figure(runs, fits, histories(runs))
-    if figure is None:
-        return None
-    # Of a dozen layers over a long training the lines take more space than their picture.
-    return files.write(figure, USAGE_STEM, smallest=True)
+    return usage_figure(runs, fits, histories(runs))
 
 
-def _draw_table_reads(runs: Runs, files: FigureFiles) -> dict[str, str]:
-    """Draw what `memscale evaluate --table-reads` counted, of the first trials that have it."""
+def _table_reads_figures(runs: Runs) -> dict[str, Maker]:
+    """Return what `memscale evaluate --table-reads` counted, of the first trials that have it."""
     source = Path(runs.source)
     if not source.is_dir():
         return {}  # counts stay in the trials' folders
-    pictures: dict[str, str] = {}
+    figures: dict[str, Maker] = {}
     columns = runs.table[["sweep", "trial_id"]].astype(str)
     for sweep, trial_id in columns.itertuples(index=False):
         one = (source / "trials").is_dir()
         folder = SweepDir(source) if one else sweep_dir(source, sweep)
         layers = read_table_reads(folder.trial(trial_id).path)
         if layers:
-            stem = f"{READS_STEM}_{trial_id}"
-            pictures[trial_id] = files.write(table_reads_figure(layers), stem, smallest=True)
-        if len(pictures) == MOST_READS_FIGURES:
+            figures[f"{READS_STEM}_{trial_id}"] = partial(table_reads_figure, layers)
+        if len(figures) == MOST_READS_FIGURES:
             break
-    return pictures
+    return figures
 
 
 def _data_uri(path: Path) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from analysis.fitting.result import LawFit
 from analysis.fitting.two_stage import TwoStageFit
+from analysis.fitting.verdict import FitVerdict
 from analysis.formatting import Column, Table, number
 from analysis.scaling.isoflop import IsoflopFit
 
@@ -13,35 +14,49 @@ from analysis.scaling.isoflop import IsoflopFit
 def laws_table(laws: Mapping[str, Any]) -> Table:
     """Return one row per fit: of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`."""
     rows = [(title, *row) for title, fit in laws.items() for row in _law_rows(fit)]
-    headings = ("fit", "numbers", "status", "hold-out", "what the status means")
+    headings = ("fit", "numbers", "status", "verdict", "hold-out", "what they mean")
     note = "hold-out: mean |log error| of the largest runs, predicted from the rest"
     return Table(
         title="Laws",
         columns=headings,
         rows=tuple(rows),
-        numeric=(False,) * 5,
+        numeric=(False,) * len(headings),
         notes=(note,) if rows else (),
     )
 
 
-def _law_rows(fit: Any) -> list[tuple[str, str, str, str]]:
-    """Return numbers, status, hold-out and sentence of every part of a fit."""
+def _law_rows(fit: Any) -> list[tuple[str, ...]]:
+    """Return numbers, status, verdict, hold-out and sentences of every part of a fit."""
     if isinstance(fit, LawFit):
         held = "–" if fit.hold_out is None else f"{fit.hold_out.mean_absolute_log_error:.2%}"
-        return [(f"{fit.law.name}: {parameters(fit)}", str(fit.status), held, fit.sentence)]
+        return [_row(f"{fit.law.name}: {parameters(fit)}", fit, fit.verdict, held)]
     if isinstance(fit, TwoStageFit):
-        link = (parameters(fit.to_outcome), str(fit.to_outcome.status), "–", fit.sentence)
-        return [*_law_rows(fit.to_loss), link]
+        link = fit.to_outcome
+        return [*_law_rows(fit.to_loss), _row(parameters(link), link, fit.verdict)]
     if isinstance(fit, IsoflopFit):
-        lines = [row for line in fit.lines.values() for row in _law_rows(line)]
+        lines = [_row(_optimum(line), line, fit.verdict) for line in fit.lines.values()]
         return [*lines, *_law_rows(fit.parametric)]
-    shown = "–"
-    if fit.exponent is not None:
-        size = getattr(fit, "size", "params")
-        shown = f"optimal {size} = {number(fit.coefficient)} C^{number(fit.exponent)}"
-        if fit.interval is not None:
-            shown += f" [{number(fit.interval[0])}, {number(fit.interval[1])}]"
-    return [(shown, str(fit.status), "–", fit.sentence)]
+    return [_row(_optimum(fit), fit)]
+
+
+def _row(
+    numbers: str, fit: Any, verdict: FitVerdict | None = None, held: str = "–"
+) -> tuple[str, ...]:
+    """Return a row; an envelope has no verdict."""
+    judged = "–" if verdict is None else str(verdict.status)
+    means = fit.sentence if verdict is None else f"{fit.sentence}. {verdict.sentence}"
+    return numbers, str(fit.status), judged, held, means
+
+
+def _optimum(fit: Any) -> str:
+    """Return the optimal size as a power of compute, of a line or an envelope."""
+    if fit.exponent is None:
+        return "–"
+    size = getattr(fit, "size", "params")
+    shown = f"optimal {size} = {number(fit.coefficient)} C^{number(fit.exponent)}"
+    if fit.interval is None:
+        return shown
+    return f"{shown} [{number(fit.interval[0])}, {number(fit.interval[1])}]"
 
 
 def health_table(fits: Mapping[str, LawFit]) -> Table:

@@ -15,12 +15,15 @@ from analysis.report.benchmark_table import benchmarks
 from analysis.report.contents import ReportContents, report_contents
 from analysis.report.device_share import device_share
 from analysis.report.figure_files import (
+    FITS_STEM,
+    LAW_STEM,
     MOST_READS_FIGURES,
-    ContentPictures,
-    SweepPictures,
-    draw_contents,
-    draw_sweep,
+    READS_STEM,
+    Picture,
+    content_figures,
+    draw_beside,
     figure_paths,
+    sweep_figures,
 )
 from analysis.report.fit_tables import health_table, laws_table
 from analysis.report.table_files import write_tables
@@ -71,7 +74,7 @@ def write_contents(
     contents: ReportContents,
     out: str | os.PathLike[str],
     *,
-    sweep_pictures: Callable[[], SweepPictures] | None = None,
+    of_sweep: Callable[[], Mapping[str, Picture]] | None = None,
     earlier: Sequence[Path] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Path:
@@ -80,7 +83,7 @@ def write_contents(
     Args:
         contents: Of `report_contents`.
         out: Folder to write into; made if missing.
-        sweep_pictures: Waits for `draw_sweep`, where that is under way; None draws here.
+        of_sweep: What `draw_beside` returned of `sweep_figures`; None draws them here.
         earlier: Figures of an earlier report, as `figure_paths` gave them before anything was
             drawn; those that this one lacks are removed.
         progress: Called with a line before each long part.
@@ -89,28 +92,20 @@ def write_contents(
     folder.mkdir(parents=True, exist_ok=True)
     progress("figures")
     earlier = figure_paths(folder) if earlier is None else earlier
-    drawn = draw_contents(contents, folder)
+    of_sweep = of_sweep or draw_beside(sweep_figures(contents.runs, contents.fits), folder)
+    pictures = {**draw_beside(content_figures(contents), folder)(), **of_sweep()}
     write_tables(contents.tables, contents.main_tables, folder)
     numbers = json.dumps(contents.as_json(), indent=1, ensure_ascii=False) + "\n"
     (folder / NUMBERS).write_text(numbers, encoding="utf-8")
-    pictures = (
-        draw_sweep(contents.runs, contents.fits, folder)
-        if sweep_pictures is None
-        else sweep_pictures()
-    )
-    for path in set(earlier) - {*pictures.paths, *drawn.paths}:
+    for path in set(earlier).difference(*(picture.paths for picture in pictures.values())):
         path.unlink(missing_ok=True)
     page = folder / PAGE
-    page.write_text(render(contents, pictures, drawn), encoding="utf-8")
+    page.write_text(render(contents, pictures), encoding="utf-8")
     return page
 
 
-def render(
-    contents: ReportContents,
-    pictures: SweepPictures,
-    drawn: ContentPictures,
-) -> str:
-    """Return the page's HTML."""
+def render(contents: ReportContents, pictures: Mapping[str, Picture]) -> str:
+    """Return the page's HTML, with pictures by the stem of their files."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -132,9 +127,15 @@ def render(
         n_configurations=len(fits.summaries),
         device_share=device_share(runs.table),
         spent=contents.spent,
-        pictures=pictures,
+        pictures={stem: picture.uri for stem, picture in pictures.items()},
+        fits_stems=[stem for stem in pictures if stem.startswith(FITS_STEM)],
+        law_stems={title: f"{LAW_STEM}_{i}" for i, title in enumerate(contents.laws, 1)},
+        reads_stems={
+            stem.removeprefix(f"{READS_STEM}_"): stem
+            for stem in pictures
+            if stem.startswith(READS_STEM)
+        },
         most_reads_figures=MOST_READS_FIGURES,
-        drawn=drawn,
         laws=laws_table(contents.laws),
         law_health=health_table(contents.law_fits),
         compared=contents.compared,

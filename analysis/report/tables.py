@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -332,7 +332,7 @@ def curves(fits: SweepFits) -> Table:
 
 
 MOST_REPEATED = 2
-"""Rows that may say the same sentence; more share one row, or a note."""
+"""Rows without numbers that may give the same reason; more share one row."""
 MOST_NAMED = 3
 """Architectures that such a row names."""
 
@@ -397,7 +397,6 @@ def comparison(fits: SweepFits) -> Table:
         Column(f"{fits.baseline} size needed", effective_size, False, _size_fields),
     ]
     notes = list(fits.unpaired)
-    no_size = _repeated(effective_size(p) for p in fits.pairs if no_size_needed(p))
     if fits.pairs:
         methods = dict.fromkeys(p.difference.method for p in fits.pairs)
         notes = [
@@ -405,19 +404,10 @@ def comparison(fits: SweepFits) -> Table:
             corrected_note(sum(p.p_holm is not None for p in fits.pairs)),
             f"last column: the size at which the {fits.baseline} curve reaches the model's value,"
             " as a multiple of the baseline's size",
-            *(f"… ({n} rows): {sentence}" for sentence, n in no_size.items()),
             *not_causal(fits),
             *notes,
         ]
-    table = Table.of("At equal training FLOPs", fits.pairs, columns, notes)
-    rows = ((*row[:-1], "…") if row[-1] in no_size else row for row in table.rows)
-    return replace(table, rows=tuple(rows))
-
-
-def _repeated(sentences: Iterable[str]) -> dict[str, int]:
-    """Return the sentences that come more than `MOST_REPEATED` times, and how often."""
-    counts = Counter(sentences)
-    return {sentence: n for sentence, n in counts.items() if n > MOST_REPEATED}
+    return Table.of("At equal training FLOPs", fits.pairs, columns, notes)
 
 
 def no_size_needed(pair: EqualFlops) -> bool:

@@ -281,6 +281,17 @@ def fit_families(
     Raises:
         ValueError: If a column is missing, a value cannot be (the row is named), or no
             architecture has a usable law.
+
+    Example:
+        >>> import numpy as np
+        >>> N, D = (v.ravel() for v in np.meshgrid([1e7, 3e7, 1e8, 3e8], [1e9, 4e9, 1.6e10]))
+        >>> dense = 1.8 + 400 * N**-0.35 + 2000 * D**-0.37
+        >>> memory = 1.8 + 400 * (2 * N) ** -0.35 + 2000 * D**-0.37  # as a dense one twice as large
+        >>> runs = {"params": [*N, *N], "tokens": [*D, *D], "loss": [*dense, *memory]}
+        >>> runs["architecture"] = ["dense"] * 12 + ["memory"] * 12
+        >>> laws = fit_families(runs, n_draws=0)
+        >>> [round(laws.named(name).fit.parameters["A"]) for name in ("dense", "memory")]
+        [400, 314]
     """
     law = as_law(law)
     table = RunColumns(

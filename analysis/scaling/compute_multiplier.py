@@ -162,6 +162,19 @@ def multipliers(
     Raises:
         ValueError: If an architecture is missing or has no such measure, tokens are missing, or a
             number is not positive.
+
+    Example:
+        >>> import numpy as np
+        >>> from analysis import fit_families
+        >>> N, D = (v.ravel() for v in np.meshgrid([1e7, 3e7, 1e8, 3e8], [1e9, 4e9, 1.6e10]))
+        >>> dense = 1.8 + 400 * N**-0.35 + 2000 * D**-0.37
+        >>> memory = 1.8 + 400 * (2 * N) ** -0.35 + 2000 * D**-0.37  # as a dense one twice as large
+        >>> runs = {"params": [*N, *N], "tokens": [*D, *D], "loss": [*dense, *memory]}
+        >>> runs["architecture"] = ["dense"] * 12 + ["memory"] * 12
+        >>> laws = fit_families(runs, n_draws=0)
+        >>> found = multipliers(laws, "memory", measure="active_params", amounts=3e7, tokens=4e9)
+        >>> found.multiplier.round(3).tolist()
+        [2.0]
     """
     held = cost_measure(measure)
     laws.require_cost(held, (candidate, reference))

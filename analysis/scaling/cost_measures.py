@@ -14,7 +14,13 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from analysis.laws.sum_of_powers import non_negative_squares
+
 Array = NDArray[np.float64]
+
+
+TRACE = 1e-6
+"""Share of every run's cost below which a term is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +84,11 @@ def fit_cost(params: Array, memory: Array, amount: Array, weights: Array) -> Arr
         amount: What a run took (n,), per token if it grows with tokens.
         weights: (k, n) how often each run counts in each of k fits.
     """
-    from scipy.optimize import nnls  # a fifth of a second to import
-
     columns = cost_terms(params, memory) / amount
-    size = np.maximum(np.linalg.norm(columns, axis=1), 1e-300)
-    root = np.sqrt(weights)
-    rows = [nnls((columns / size[:, None] * r).T, r)[0] / size for r in root]
-    return np.asarray(rows)
+    root = np.sqrt(weights)[:, None, :]
+    found = non_negative_squares(columns * root, root)
+    # A trace of a term, left by rounding, would make a constant cost grow.
+    return np.where((found[:, :, None] * columns).max(axis=2) < TRACE, 0.0, found)
 
 
 def cost_at(coefficients: Array, params: Array, memory: Array) -> Array:

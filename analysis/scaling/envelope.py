@@ -90,6 +90,17 @@ def fit_envelope(
     Raises:
         ValueError: If a column is missing or holds an impossible value, sizes are of mixed units,
             a run has two sizes, or no run has two checkpoints.
+
+    Example:
+        >>> import numpy as np
+        >>> N, D = (
+        ...     v.ravel()
+        ...     for v in np.meshgrid(np.geomspace(1e7, 1e10, 20), np.geomspace(1e7, 1e13, 200))
+        ... )
+        >>> curves = {"run": N, "params": N, "flops": 6 * N * D}
+        >>> curves["loss"] = 1.8 + 500 * N**-0.35 + 500 * D**-0.35
+        >>> round(fit_envelope(curves, n_draws=0).exponent, 1)
+        0.5
     """
     curves = as_columns(curves)
     columns = {name: numbers(curves, name) for name in (params, flops, loss)}

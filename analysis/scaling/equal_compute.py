@@ -5,7 +5,7 @@ a statement about one outcome at one place, not a constant of an architecture.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -205,7 +205,8 @@ def equal_flops(
     if not others:
         return [], [f"only {baseline} runs: nothing to compare"]
     settings = {
-        str(name): group.iloc[0] for name, group in table.groupby("configuration", sort=False)
+        str(name): group.iloc[0].to_dict()
+        for name, group in table.groupby("configuration", sort=False)
     }
     pairs: list[EqualFlops] = []
     notes: list[str] = []
@@ -298,7 +299,7 @@ def effective_size(
 def _partner(
     one: ConfigurationSummary,
     references: Sequence[ConfigurationSummary],
-    settings: Mapping[str, Row],
+    settings: Mapping[str, Mapping[Hashable, Any]],
     tolerance: float,
 ) -> tuple[ConfigurationSummary | None, str]:
     label = f"{one.architecture} {one.preset or one.configuration}"
@@ -333,12 +334,14 @@ def _partner(
     return best, ""
 
 
-def _differing(first: Row, second: Row, prefix: str) -> list[str]:
-    names = [str(name) for name in first.index if str(name).startswith(prefix)]
+def _differing(
+    first: Mapping[Hashable, Any], second: Mapping[Hashable, Any], prefix: str
+) -> list[Hashable]:
     return [
-        n
-        for n in names
-        if not (first[n] == second[n] or (pd.isna(first[n]) and pd.isna(second[n])))
+        name
+        for name, value in first.items()
+        if str(name).startswith(prefix)
+        and not (value == second[name] or (pd.isna(value) and pd.isna(second[name])))
     ]
 
 

@@ -224,6 +224,25 @@ def next_runs(
         ValueError: If there is no candidate, one cannot be placed on its law, the target has no
             value, it is a multiplier of a law that misfits, or there are too few runs to know how
             uncertain it is.
+
+    Example:
+        >>> from analysis import fit_families
+        >>> from analysis.fitting.synthetic import make_runs
+        >>> from analysis.laws.chinchilla import CHINCHILLA
+        >>> runs = make_runs(CHINCHILLA, 24, noise=0.01) | {"architecture": ["dense"] * 24}
+        >>> laws = fit_families(runs, n_draws=0)
+        >>> offered = [
+        ...     Candidate(
+        ...         name=f"{n:.0e}",
+        ...         architecture="dense",
+        ...         inputs={"params": n, "tokens": 2e11},
+        ...         gpu_hours=1.0,
+        ...     )
+        ...     for n in (1e7, 1e8, 1e10)
+        ... ]
+        >>> found = next_runs(laws, offered, "dense: params=7e10, tokens=1.4e12", n_runs=1)
+        >>> [one.candidate.name for one in found.chosen]
+        ['1e+10']
     """
     if not candidates:
         raise ValueError("candidates: none; give trials that are not in the runs yet")

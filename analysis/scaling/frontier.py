@@ -315,6 +315,17 @@ def frontier(
 
     Raises:
         ValueError: If no architecture has the measure, or a budget is not positive.
+
+    Example:
+        >>> import numpy as np
+        >>> from analysis import fit_families
+        >>> N, D = (v.ravel() for v in np.meshgrid([1e7, 3e7, 1e8, 3e8], [1e9, 4e9, 1.6e10]))
+        >>> dense = 1.8 + 400 * N**-0.35 + 2000 * D**-0.37
+        >>> memory = 1.8 + 400 * (2 * N) ** -0.35 + 2000 * D**-0.37  # as a dense one twice as large
+        >>> runs = {"params": [*N, *N], "tokens": [*D, *D], "loss": [*dense, *memory]}
+        >>> runs["architecture"] = ["dense"] * 12 + ["memory"] * 12
+        >>> frontier(fit_families(runs, n_draws=0), budgets=[1e18]).sentence(0)
+        '1e+18 training FLOPs: memory with 50.1 M parameters, 3.33 G tokens: loss 3.033'
     """
     spent = cost_measure(measure)
     curves = laws.curves()

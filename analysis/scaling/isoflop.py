@@ -17,6 +17,7 @@ of the line.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from analysis.fitting.interval_calibration import (
 )
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import FitStatus, LawFit
+from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
 from analysis.loading.columns import (
     LOSS_ADVICE,
@@ -161,6 +163,36 @@ class IsoflopFit:
 
     params is beta/(alpha+beta), tokens alpha/(alpha+beta)."""
 
+    @cached_property
+    def verdict(self) -> FitVerdict:
+        """Whether lines and parametric law, which should agree, do within their intervals."""
+        without = [line.sentence for line in self.lines.values() if not line.usable]
+        if without:
+            return FitVerdict(status=VerdictStatus.UNDERDETERMINED, sentence=without[0])
+        apart = [text for size in self.lines if (text := self._disagreement(size))]
+        parametric = self.parametric.verdict
+        about_law = f"parametric law: {parametric.sentence}"
+        if apart:
+            return FitVerdict(
+                status=VerdictStatus.DOUBTFUL, sentence="; ".join([*apart, about_law])
+            )
+        # Lines do not rest on the parametric law: if it is wrong, nothing confirms them.
+        status = VerdictStatus.DOUBTFUL if parametric.is_misfit else parametric.status
+        return FitVerdict(status=status, sentence=about_law)
+
+    def _disagreement(self, size: str) -> str | None:
+        """Return the two exponents if their intervals have nothing in common."""
+        line, (exponent, interval) = self.lines[size], self.exponents.get(size, (0.0, None))
+        if line.interval is None or interval is None:
+            return None
+        if max(line.interval[0], interval[0]) <= min(line.interval[1], interval[1]):
+            return None
+        return (
+            f"the exponent of the optimal {size} is {line.exponent:.3f}"
+            f" [{line.interval[0]:.3f}, {line.interval[1]:.3f}] by the budgets and {exponent:.3f}"
+            f" [{interval[0]:.3f}, {interval[1]:.3f}] by the parametric law"
+        )
+
     def parametric_optimum(self, compute: float) -> tuple[float, float]:
         """Return parameters and tokens of lowest loss by the parametric law.
 
@@ -210,6 +242,15 @@ def fit_isoflop(
     Raises:
         ValueError: If a column is missing or holds an impossible value, the units cannot be right,
             or the method is unknown.
+
+    Example:
+        >>> import numpy as np
+        >>> flops = np.repeat([1e18, 1e19, 1e20], 7)
+        >>> params = np.sqrt(flops / 120) * np.tile(2.0 ** np.arange(-3, 4), 3)  # 20 tokens each
+        >>> loss = 100 * flops**-0.1 + 0.05 * np.log(params**2 * 120 / flops) ** 2
+        >>> runs = {"params": params, "tokens": flops / 6 / params, "flops": flops, "loss": loss}
+        >>> round(fit_isoflop(runs, n_draws=0).lines["params"].exponent, 3)
+        0.5
     """
     table = _read(runs, outcome, columns or {}, budgets, clusters, accept)
     profile = _profile(table, method, within=within, n_draws=n_draws, level=level)

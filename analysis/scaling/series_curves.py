@@ -7,6 +7,7 @@ series is fitted once per specification in CURVE_SPECS; further curves are furth
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,14 +74,8 @@ def fit_series(
             columns = [spec.outcome, spec.x]
             if set(columns) <= set(rows.columns) and rows[columns].notna().all(axis=None):
                 found.append((name, spec, rows))
-    half = len(found) // 2
-
-    def fits(part: slice) -> list[LawFit]:
-        return [_fit(spec, rows, **options) for _, spec, rows in found[part]]
-
     # Twelve curves take a second; one is not worth a process.
-    first = in_second_process(lambda: fits(slice(half))) if half > 1 else lambda: fits(slice(half))
-    second = fits(slice(half, None))
+    fits = in_second_process([partial(_fit, spec, rows, **options) for _, spec, rows in found])()
     return [
         SeriesFit(
             series=name,
@@ -88,7 +83,7 @@ def fit_series(
             spec=spec,
             fit=replace(fit, n_judged=len(found)),
         )
-        for (name, spec, rows), fit in zip(found, [*first(), *second], strict=True)
+        for (name, spec, rows), fit in zip(found, fits, strict=True)
     ]
 
 

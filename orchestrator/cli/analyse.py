@@ -1,5 +1,6 @@
 """Commands `memscale fit`, `report` and `next`: results and next runs."""
 
+import atexit
 import gc
 import os
 from collections.abc import Sequence
@@ -66,7 +67,7 @@ def _print_tables(fitted: Sequence[Any], *, json: bool, csv: bool) -> None:
         parts = [f"# {table.name}\n{csv_text(table)}" for table in fitted if table.rows]
         typer.echo("\n".join(parts), nl=False)
     else:
-        console_here().print(results.printed(fitted))
+        console_here().print(results.printed([table.said_once() for table in fitted]))
 
 
 @verb(epilog="Example: memscale report quickstart")
@@ -86,17 +87,16 @@ def report(
     """Answer the question: fit, draw and write report.html, one self-contained page."""
     _run_lightly()
     from analysis.report.contents import report_contents
-    from analysis.report.figure_files import draw_sweep, figure_paths
+    from analysis.report.figure_files import draw_beside, figure_paths, sweep_figures
     from analysis.report.html import write_contents
     from analysis.report.tables import tables
-    from analysis.scaling.second_process import in_second_process
     from orchestrator.cli.render import results
 
     folder, price = out or runs / sweep / "report", read_price(price_text)
     runs_table, fits = _fits(sweep, runs, tracking_uri, by)
-    trials = () if tracking_uri else _recorded_trials(runs, sweep)
     earlier = figure_paths(folder)
-    pictures = in_second_process(lambda: draw_sweep(runs_table, fits, folder))
+    of_sweep = draw_beside(sweep_figures(runs_table, fits), folder)
+    trials = () if tracking_uri else _recorded_trials(runs, sweep)
     spent = None if price is None else spent_text(find_sweep(runs, sweep), price)
     contents = report_contents(
         runs_table,
@@ -105,9 +105,7 @@ def report(
         spent=spent and f"{spent[0].upper()}{spent[1:]}.",
         progress=_echo_part,
     )
-    page = write_contents(
-        contents, folder, sweep_pictures=pictures, earlier=earlier, progress=_echo_part
-    )
+    page = write_contents(contents, folder, of_sweep=of_sweep, earlier=earlier, progress=_echo_part)
     figures = figure_paths(folder)
     if json:
         written = {"report": str(page), "figures": [str(figure) for figure in figures]}
@@ -118,7 +116,8 @@ def report(
         return
     console = console_here()
     console.print(results.answered(runs_table.question, contents.answer, contents.advice))
-    console.print(results.printed([contents.differences, *tables(runs_table, fits)]))
+    shown = [contents.differences, *tables(runs_table, fits)]
+    console.print(results.printed([table.said_once() for table in shown]))
     if spent is not None:
         console.print(f"{sweep}: {spent}\n")
     console.print(results.next_steps(page, figures, sweep=sweep, runs_option=runs_option(runs)))
@@ -256,6 +255,8 @@ def _run_lightly() -> None:
     # Threads of linear algebra that wait for each other take three times the CPU seconds of one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     gc.set_threshold(100_000, 20, 20)
+    # Else Python looks for cycles among all that was imported as it ends, for a fifth of a second.
+    atexit.register(gc.freeze)
 
 
 def _fits(sweep: str, runs: Path, tracking_uri: str | None, by: str | None) -> tuple[Any, Any]:

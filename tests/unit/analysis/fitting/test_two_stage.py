@@ -7,6 +7,7 @@ from scipy.optimize import curve_fit
 from analysis.fitting.objective import Objective
 from analysis.fitting.synthetic import make_runs
 from analysis.fitting.two_stage import fit_chain
+from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.loss_to_accuracy import Sigmoid
 
@@ -123,3 +124,12 @@ def test_an_anchor_is_a_point_of_small_weight():
     assert abs(expected[1] - free[1]) > 1e-3
     np.testing.assert_allclose(list(fit.parameters.values()), expected, rtol=2e-4)
     assert len(fit.y) == len(fit.residuals) == len(fit.clusters) == 24
+
+
+def test_the_verdict_is_the_worse_of_both_stages():
+    fit = chain(runs(), n_draws=50)
+    misfit = FitVerdict(status=VerdictStatus.MISFIT, sentence="wrong")
+    vars(fit.to_outcome)["verdict"] = misfit  # a cached property
+
+    assert fit.verdict.status is VerdictStatus.MISFIT
+    assert fit.verdict.sentence == "accuracy: wrong"

@@ -49,6 +49,15 @@ def strokes(figure):
     return [NUMBER.sub("0", one) for one in found], [float(n) for n in NUMBER.findall(str(found))]
 
 
+def test_a_png_holds_the_pixels_and_their_size():
+    colours = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+
+    read = Image.open(io.BytesIO(canvas.png(colours, dpi=200)))
+
+    np.testing.assert_array_equal(np.asarray(read), colours)
+    assert read.info["dpi"] == pytest.approx((200, 200), rel=1e-3)
+
+
 def test_every_format_is_that_of_the_figure_itself():
     figure = picture()
     once = canvas.drawn_once(figure)

@@ -1,8 +1,10 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 import analysis
+from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.report.advice import advice, seeds_needed
 from analysis.report.answer import AnswerStatus, differences_table, sweep_answer
 from analysis.scaling.best_settings import tuned_settings
@@ -76,6 +78,21 @@ def test_no_number_of_a_misfit_is_claimed(runs, fits):
 
     assert "is not claimed: the laws are a misfit" in contents.answer.sentences[1]
     assert "so no run can be said to narrow it most" in " ".join(contents.advice)
+
+
+def test_of_laws_that_runs_do_not_determine_no_width_is_said(runs, fits):
+    answer = sweep_answer(runs, fits, NO_LAWS)
+    law = SimpleNamespace(
+        fit=SimpleNamespace(verdict=FitVerdict(status=VerdictStatus.UNDERDETERMINED, sentence=""))
+    )
+    comparison = SimpleNamespace(
+        laws=SimpleNamespace(by_name={"dense": law}), design=SimpleNamespace(chosen=())
+    )
+
+    words = advice(answer, fits, comparison, sweep="s")[-1]
+
+    assert "Add sizes further apart: many curves fit the runs of dense" in words
+    assert "memscale next s --candidates" in words
 
 
 def tuned_sweep(synthetic, values):

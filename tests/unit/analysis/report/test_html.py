@@ -19,12 +19,7 @@ from analysis.loading.load import Runs
 from analysis.plotting.canvas import image, save
 from analysis.plotting.sweep_figure import sweep_figure
 from analysis.report.contents import report_contents
-from analysis.report.figure_files import (
-    ContentPictures,
-    SweepPictures,
-    draw_sweep,
-    figure_paths,
-)
+from analysis.report.figure_files import draw_beside, figure_paths, sweep_figures
 from analysis.report.html import render
 from analysis.report.tables import (
     comparison,
@@ -235,7 +230,7 @@ def test_models_that_are_not_causal_are_named_below_the_tables(synthetic, tmp_pa
     )
     for table in (configurations(fits), curves(fits), comparison(fits)):
         assert note in table.notes
-    assert note in render(report_contents(runs, fits), SweepPictures(), ContentPictures())
+    assert note in render(report_contents(runs, fits), {})
 
 
 def test_text_from_runs_is_escaped(runs, fits):
@@ -260,7 +255,7 @@ def test_text_from_runs_is_escaped(runs, fits):
 
     spent = "Spent so far: $<b>2.50."
     contents = report_contents(nasty, fits, spent=spent)
-    text = render(contents, SweepPictures(), ContentPictures())
+    text = render(contents, {})
 
     assert contents.as_json()["spent"] == spent
     assert "Spent so far: $&lt;b&gt;2.50." in text
@@ -359,11 +354,11 @@ def test_a_sentence_that_many_rows_would_repeat_is_said_once(synthetic, tmp_path
     pairs, fitted = comparison(fits), curves(fits)
 
     assert [row[0] for row in fitted.rows] == [f"{len(fits.curves)} curves: dense, memory_plus"]
-    sized = [row for row in pairs.rows if row[-1] != "–"]
-    assert {row[-1] for row in sized} == {"…"}
-    assert (
-        sum(note.startswith(f"… ({len(sized)} rows): the dense curve") for note in pairs.notes) == 1
-    )
+    shown = pairs.said_once()
+    sized = [row for row in shown.rows if row[-1] != "–"]
+    assert {row[-1] for row in sized} == {"(1)"}
+    assert shown.notes[0].startswith(f"(1), {len(sized)} rows: the dense curve")
+    assert shown.notes[1:] == pairs.notes
 
 
 @pytest.mark.parametrize(
@@ -412,13 +407,10 @@ def test_the_page_shows_table_reads_of_trials_whose_reads_were_counted(
     (counted / "table_reads" / "tables.csv").write_text(line)
 
     for source in (runs_folder, runs_folder / "synthetic"):
-        drawn = draw_sweep(analysis.load(source, sweep="synthetic"), fits, tmp_path / "out")
-        assert list(drawn.table_reads) == [counted.name]
-    text = render(
-        report_contents(analysis.load(runs_folder, sweep="synthetic"), fits),
-        drawn,
-        ContentPictures(),
-    )
+        runs = analysis.load(source, sweep="synthetic")
+        drawn = draw_beside(sweep_figures(runs, fits), tmp_path / "out")()
+        assert [s for s in drawn if "table_reads" in s] == [f"table_reads_{counted.name}"]
+    text = render(report_contents(runs, fits), drawn)
 
     assert f"<h3>{counted.name}</h3>" in text
     assert f"<h3>{other.name}</h3>" not in text

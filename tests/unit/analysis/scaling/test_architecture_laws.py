@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import brentq, minimize_scalar, nnls
 
 import analysis
 from analysis.fitting.objective import SQUARES
@@ -11,7 +11,13 @@ from analysis.laws.power import POWER
 from analysis.laws.registry import law_named
 from analysis.scaling.architecture_laws import fit_families
 from analysis.scaling.compute_multiplier import multipliers
-from analysis.scaling.cost_measures import COST_MEASURES, cost_at, cost_measure, fit_cost
+from analysis.scaling.cost_measures import (
+    COST_MEASURES,
+    cost_at,
+    cost_measure,
+    cost_terms,
+    fit_cost,
+)
 
 FAST = {"objective": SQUARES, "n_draws": 20, "hold_out": False}
 
@@ -33,6 +39,28 @@ def test_the_price_of_a_memory_is_told_from_that_of_parameters():
 
     assert fitted[[2, 3]] == pytest.approx([2, 0.5], rel=1e-6)
     assert fitted[4] == pytest.approx(0, abs=1e-9)
+
+
+def test_noisy_costs_are_those_of_scipys_nnls():
+    generator = np.random.default_rng(0)
+    N = np.geomspace(1e4, 1e6, 8)
+    M = N * generator.uniform(2, 8, 8)
+    amount = (2 * N + 0.5 * np.sqrt(M)) * np.exp(0.1 * generator.standard_normal(8))
+    weights = generator.multinomial(8, np.full(8, 1 / 8), size=20).astype(float)
+
+    fitted = fit_cost(N, M, amount, weights)
+
+    relative = cost_terms(N, M) / amount
+    expected = [nnls((relative * w).T, w)[0] @ relative for w in np.sqrt(weights)]
+    np.testing.assert_allclose(fitted @ relative, expected, rtol=1e-6)
+
+
+def test_a_constant_cost_does_not_grow():
+    N = np.geomspace(1e4, 1e6, 6)
+
+    (fitted,) = fit_cost(N, 4 * N, np.full(6, 12.5), np.ones((1, 6)))
+
+    assert fitted.tolist() == [pytest.approx(12.5), 0, 0, 0, 0]
 
 
 def test_each_architecture_has_its_own_law_and_prices(exact_families):

@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
+from analysis.fitting.objective import SQUARES
 from analysis.fitting.result import FitStatus
+from analysis.fitting.verdict import VerdictStatus
 from analysis.laws.chinchilla import compute_optimum
 from analysis.scaling.isoflop import fit_isoflop
 from analysis.scaling.isoflop_minima import akima_minima, parabola_minima
@@ -261,3 +265,31 @@ def test_a_stated_budget_is_the_compute_of_its_runs():
     np.testing.assert_allclose([b.compute for b in of_names.budgets], BUDGETS)
     with pytest.raises(ValueError, match=r"budgets: 1 for runs of 1e\+18 FLOPs"):
         fit_isoflop(table, budgets=np.repeat(np.arange(1, 6), 7), n_draws=0)
+
+
+def test_the_verdict_is_that_of_the_law_which_lines_agree_with():
+    table = sweep(spread=16.0, n=9, noise=0.003)
+
+    fit = fit_isoflop(table, objective=SQUARES, n_draws=100)
+
+    assert fit.verdict.status is fit.parametric.verdict.status is VerdictStatus.ADEQUATE
+
+
+def test_lines_and_parametric_law_that_disagree_are_doubtful():
+    fit = fit_isoflop(sweep(spread=16.0, n=9, noise=0.003), objective=SQUARES, n_draws=100)
+    far = {size: (share - 0.2, (share - 0.21, share - 0.19)) for size, (share, _) in fit.exponents.items()}  # fmt: skip
+
+    verdict = replace(fit, exponents=far).verdict
+
+    assert verdict.status is VerdictStatus.DOUBTFUL
+    assert "the exponent of the optimal params is" in verdict.sentence
+    assert f"and {far['params'][0]:.3f} [" in verdict.sentence
+
+
+def test_without_a_line_it_is_underdetermined():
+    fit = fit_isoflop(sweep(), n_draws=0)
+    none = replace(fit.lines["params"], exponent=None, sentence="two budgets")
+
+    verdict = replace(fit, lines={"params": none, "tokens": fit.lines["tokens"]}).verdict
+
+    assert (verdict.status, verdict.sentence) == (VerdictStatus.UNDERDETERMINED, "two budgets")

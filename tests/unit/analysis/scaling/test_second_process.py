@@ -1,5 +1,7 @@
 import os
 import threading
+import time
+from functools import partial
 
 import pytest
 
@@ -16,38 +18,55 @@ def two_cores(monkeypatch):
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # pytest-timeout has one of its own
 
 
-def test_the_work_is_done_in_another_process_and_its_result_comes_back(two_cores, tmp_path):
-    def work():
-        (tmp_path / "pid").write_text(str(os.getpid()))
-        return {"large": "x" * 300_000}
+def test_tasks_are_shared_and_results_come_back_in_their_order(two_cores):
+    def task(i):
+        return i, os.getpid(), "x" * 50_000
 
-    result = in_second_process(work)
+    results = in_second_process([partial(task, i) for i in range(12)])()
 
-    assert result() == {"large": "x" * 300_000}
-    assert int((tmp_path / "pid").read_text()) != HERE
+    assert [(i, len(text)) for i, _, text in results] == [(i, 50_000) for i in range(12)]
+    assert len({pid for _, pid, _ in results} | {HERE}) <= 2
 
 
-def test_work_that_fails_there_is_done_here(two_cores):
-    def work():
+def test_what_is_not_asked_for_yet_is_done_in_the_other_process(two_cores, tmp_path):
+    results = in_second_process([os.getpid, lambda: (tmp_path / "last").write_text("done")])
+    while not (tmp_path / "last").exists():
+        time.sleep(0.01)
+
+    assert results()[0] != HERE
+
+
+def test_tasks_that_fail_there_are_done_here(two_cores):
+    def task():
         if os.getpid() != HERE:
             raise RuntimeError("not in a fork")
         return "here"
 
-    assert in_second_process(work)() == "here"
+    assert in_second_process([task] * 3)() == ["here"] * 3
 
 
-def test_an_error_of_the_work_is_raised_here(two_cores):
-    def work():
+def test_tasks_of_a_process_that_was_killed_are_done_here(two_cores):
+    def task():
+        if os.getpid() != HERE:
+            os._exit(9)
+        return "here"
+
+    assert in_second_process([task] * 3)() == ["here"] * 3
+
+
+def test_an_error_of_a_task_is_raised_here(two_cores):
+    def task():
         raise ValueError("no runs")
 
     with pytest.raises(ValueError, match="no runs"):
-        in_second_process(work)()
+        in_second_process([task] * 2)()
 
 
-def test_with_threads_or_one_core_nothing_is_forked(two_cores, monkeypatch):
+def test_with_threads_or_one_core_or_one_task_nothing_is_forked(two_cores, monkeypatch):
     monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+    assert in_second_process([os.getpid])() == [HERE]
     monkeypatch.setattr(threading, "active_count", lambda: 2)
-    assert in_second_process(os.getpid)() == HERE
+    assert in_second_process([os.getpid] * 2)() == [HERE] * 2
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert in_second_process(os.getpid)() == HERE
+    assert in_second_process([os.getpid] * 2)() == [HERE] * 2
