@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test .test-unit .test-integration test-long test-all test-gpu test-chaos test-faults test-mutants check format figures notebooks docs wheel wheelhouse clean
+.PHONY: help setup quickstart test .test-unit .test-integration .test-properties test-long test-all test-gpu test-chaos test-faults test-mutants check format figures notebooks docs wheel wheelhouse clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,7 +66,9 @@ test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (fiv
 	status=$$?; printf '\nintegration tests:\n'; cat $$printed; exit $$status
 
 test-long: $(STAMP)  ## What takes half a minute and more: all architectures by one command, kills of controllers and servers, preempted Slurm jobs, ranks together
-	$(PYTEST) $(UNIT_WORKERS) -m "long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
+	@$(MAKE) --no-print-directory -j 2 -k .test-properties .test-integration KINDS="long and not slow and not gpu" SEED=$(SEED)
+
+.test-properties: .test-unit
 	@echo "property tests with new examples; to draw them again: make test-long SEED=$(SEED)"
 	HYPOTHESIS_PROFILE=explore $(PYTEST) $(UNIT_WORKERS) --hypothesis-seed=$(SEED) -m "hypothesis and $(QUICK)" $(PROPERTIES) $(TEST_ARGS) $(NONE_FITS)
 
