@@ -13,16 +13,19 @@ SEEDS  ?= 0-9
 ONLY   ?=
 # Of the examples that test-long draws; a red run says it, and SEED=N draws them again.
 SEED   := $(or $(SEED),$(shell date +%s))
-# Test processes. A file's tests run in one of them, because they share fixtures that take seconds to make.
+# Test processes. A file's tests run in one of them, because they share fixtures that take seconds to make. Unit tests are
+# two sessions, so that each half imports its own libraries and makes its own fixtures only: with two processes, one each.
 # Integration tests run beside the others, in half as many processes again, because they mostly wait; each has folders,
 # ports and processes of its own.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --dist loadfile
 UNIT_WORKERS := -n $(WORKERS)
+HALF := $(shell expr $(WORKERS) / 2)
+HALF_WORKERS := -n $(if $(filter 0 1,$(HALF)),0,$(HALF))
 INTEGRATION_WORKERS := -n $(shell expr \( 3 \* $(WORKERS) + 1 \) / 2)
 # Only files that may hold some are read for them: reading all takes as long as a test. All tests of these two folders
 # bear the mark of their folder (tests/unit/test_marks.py).
-UNIT = $(if $(TEST_ARGS),,--ignore=tests/integration --ignore=tests/gpu)
+OTHERS = $(if $(TEST_ARGS),$(UNIT_WORKERS),$(HALF_WORKERS) --ignore=tests/unit/workloads --ignore=tests/integration --ignore=tests/gpu)
 INTEGRATION = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' 'mark\.integration' tests))
 PROPERTIES = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' '@given' tests))
 QUICK := not long and not slow and not gpu
@@ -35,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test .test-unit .test-integration test-long test-all test-gpu test-chaos test-faults test-mutants check format figures notebooks docs wheel wheelhouse clean
+.PHONY: help setup quickstart test .test-unit .test-others .test-workloads .test-integration .test-properties test-long test-all test-gpu test-chaos test-faults test-mutants check format figures notebooks docs wheel wheelhouse clean
 
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,24 +57,35 @@ quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (abo
 	    echo "A GPU is here. The same question at 1m to 10m: memscale submit quickstart_gpu"; fi
 
 test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (five to eight minutes)
-	@$(MAKE) --no-print-directory -j 2 -k .test-unit .test-integration KINDS="$(QUICK)"
+	@$(MAKE) --no-print-directory -j 3 -k .test-unit .test-integration KINDS="$(QUICK)"
 
-# Both to their end, also where one fails. What integration tests print waits for theirs, so that it stays together.
-.test-unit:
-	$(PYTEST) $(UNIT_WORKERS) -m "not integration and $(KINDS)" $(UNIT) $(TEST_ARGS) $(NONE_FITS)
+# All to their end, also where one fails. What the later ones print waits for their end, so that it stays together.
+.test-unit: .test-others .test-workloads
+
+.test-others:
+	$(PYTEST) $(OTHERS) -m "not integration and $(KINDS)" $(TEST_ARGS) $(NONE_FITS)
+
+define PRINTED_LATER
+@printed=$$(mktemp); trap "rm -f $$printed" EXIT; \
+{ $(2); } > $$printed 2>&1; \
+status=$$?; printf '\n$(1):\n'; cat $$printed; exit $$status
+endef
+
+.test-workloads:
+	$(if $(TEST_ARGS),@:,$(call PRINTED_LATER,tests of workloads,$(PYTEST) $(HALF_WORKERS) -m "not integration and $(KINDS)" tests/unit/workloads))
 
 .test-integration:
-	@printed=$$(mktemp); trap "rm -f $$printed" EXIT; \
-	{ $(PYTEST) $(INTEGRATION_WORKERS) -m "integration and $(KINDS)" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS); } > $$printed 2>&1; \
-	status=$$?; printf '\nintegration tests:\n'; cat $$printed; exit $$status
+	$(call PRINTED_LATER,integration tests,$(PYTEST) $(INTEGRATION_WORKERS) -m "integration and $(KINDS)" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS))
 
 test-long: $(STAMP)  ## What takes half a minute and more: all architectures by one command, kills of controllers and servers, preempted Slurm jobs, ranks together
-	$(PYTEST) $(UNIT_WORKERS) -m "long and not slow and not gpu" $(TEST_ARGS) $(NONE_FITS)
+	@$(MAKE) --no-print-directory -j 3 -k .test-properties .test-integration KINDS="long and not slow and not gpu" SEED=$(SEED)
+
+.test-properties: .test-unit
 	@echo "property tests with new examples; to draw them again: make test-long SEED=$(SEED)"
 	HYPOTHESIS_PROFILE=explore $(PYTEST) $(UNIT_WORKERS) --hypothesis-seed=$(SEED) -m "hypothesis and $(QUICK)" $(PROPERTIES) $(TEST_ARGS) $(NONE_FITS)
 
 test-all: $(STAMP)  ## Everything but GPU tests
-	@$(MAKE) --no-print-directory -j 2 -k .test-unit .test-integration KINDS="not gpu"
+	@$(MAKE) --no-print-directory -j 3 -k .test-unit .test-integration KINDS="not gpu"
 
 test-gpu: $(STAMP)  ## Tests that need CUDA
 	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)

@@ -39,11 +39,6 @@ class MeanEstimate:
     p: float | None = None
     """Of a difference: the two-sided p-value that it is zero, before any correction."""
 
-    @property
-    def has_interval(self) -> bool:
-        """Whether there is an interval."""
-        return self.low is not None
-
 
 def mean_over_seeds(
     values: Sequence[float] | Array,

@@ -134,20 +134,6 @@ class Routed(Law):
         logs = (np.asarray([[math.log(value)]]) for value in (start, ratio))
         return np.asarray(np.exp(log_saturated(np.asarray(experts, dtype=float), *logs)[0][0]))
 
-    def dense_equivalent(self, params: Array, experts: Array, fitted: Mapping[str, float]) -> Array:
-        """Return the size of the one-expert model with the same loss.
-
-        Clark et al. 2022 call it the effective parameter count.
-
-        From a log N' + b log s + c log N' log s = a log N + b log Eh + c log N log Eh with s =
-        Eh(1) = E_start.
-        """
-        a, b, c = fitted["a"], fitted["b"], fitted["c"]
-        n = np.log10(np.asarray(params, dtype=float))
-        h = np.log10(self.saturated_experts(experts, fitted))
-        s = math.log10(fitted["E_start"])
-        return np.asarray(10 ** ((a * n + b * (h - s) + c * n * h) / (a + c * s)))
-
 
 def log_saturated(experts: Array, log_start: Array, log_ratio: Array) -> tuple[Array, Array, Array]:
     """Return ln Eh and its derivatives by ln E_start and ln(E_max / E_start), each (B, n).

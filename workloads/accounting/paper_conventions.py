@@ -1,4 +1,4 @@
-"""FLOPs and bytes by the conventions of papers, where they differ from ours.
+"""FLOPs by the conventions of papers, where they differ from ours.
 
 Ours are in `counts.py`.
 
@@ -8,7 +8,7 @@ comparison with its tables only.
 """
 
 PAPER_SEQ_LEN = 2048
-"""Of MemoryFormer's tables 1 and 3."""
+"""Of MemoryFormer's table 1."""
 
 
 def dense_block_paper_flops(
@@ -39,32 +39,3 @@ def memoryformer_paper_flops(
 
 def _mixing(d_model: int, seq_len: int) -> int:
     return 2 * seq_len**2 * d_model
-
-
-def hash_layer_paper_flops(
-    n_chunks: int, *, bits: int, width: int, seq_len: int = PAPER_SEQ_LEN
-) -> int:
-    """Return FLOPs of one Memory Layer: s K (h + 2 tau).
-
-    This is the only simple rule that fits all of table 3.
-
-    The paper's own s K (h + tau) gives 0.05 G where its table says 0.06 G.
-    """
-    return seq_len * n_chunks * (width + 2 * bits)
-
-
-def hash_layer_bytes(n_chunks: int, *, bits: int, width: int, element_bytes: int = 2) -> int:
-    """Return bytes of one Memory Layer's tables: K 2**tau h numbers (tables 3 and 5, fp16)."""
-    return (n_chunks << bits) * width * element_bytes
-
-
-def memory_block_bytes(d_model: int, *, tau: int, expand_bits: int, element_bytes: int = 2) -> int:
-    """Return bytes of both tables of a Memory Block (table 5)."""
-    n_chunks, hidden_bits = d_model // tau, tau + expand_bits
-    first = hash_layer_bytes(
-        n_chunks, bits=tau, width=n_chunks * hidden_bits, element_bytes=element_bytes
-    )
-    second = hash_layer_bytes(
-        n_chunks, bits=hidden_bits, width=d_model, element_bytes=element_bytes
-    )
-    return first + second

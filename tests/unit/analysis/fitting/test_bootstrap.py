@@ -25,7 +25,7 @@ def test_one_seed_has_no_interval():
     estimate = mean_over_seeds([0.4])
 
     assert (estimate.value, estimate.low, estimate.high, estimate.n) == (0.4, None, None, 1)
-    assert not estimate.has_interval
+    assert estimate.low is None
 
 
 def test_an_interval_is_cut_at_what_is_possible():

@@ -1,6 +1,4 @@
 import numpy as np
-import pytest
-from scipy.optimize import brentq
 
 from analysis.laws.routed import ROUTED
 
@@ -27,11 +25,3 @@ def test_experts_saturate_from_start_to_maximum():
     found = ROUTED.saturated_experts(np.asarray([1.0, 1e12]), P)
 
     np.testing.assert_allclose(found, [P["E_start"], P["E_max"]], rtol=1e-6)
-
-
-@pytest.mark.parametrize("experts", [1.0, 8.0, 256.0])
-def test_the_dense_equivalent_has_the_same_loss(experts):
-    found = ROUTED.dense_equivalent(np.asarray([1e8]), np.asarray([experts]), P)[0]
-
-    expected = 10 ** brentq(lambda n: loss(10**n, 1.0) - loss(1e8, experts), 6, 12)
-    assert found == pytest.approx(expected, rel=1e-6)

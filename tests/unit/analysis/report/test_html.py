@@ -127,6 +127,7 @@ def test_tables_lie_beside_the_page_with_numbers(runs, fits, page):
     }
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_later_report_leaves_no_figure_or_table_of_an_earlier_one(page, runs, tmp_path):
     shutil.copytree(page.parent, tmp_path, dirs_exist_ok=True)
     few = replace(runs, table=runs.table[:1])
@@ -138,6 +139,7 @@ def test_a_later_report_leaves_no_figure_or_table_of_an_earlier_one(page, runs, 
     assert not (tmp_path / "tables" / "multipliers.csv").exists()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_laws_stand_on_the_page_with_figure_status_and_health(runs, fits, tmp_path):
     table = make_runs(CHINCHILLA, 12, noise=0.01)
     laws = {
@@ -160,6 +162,7 @@ def test_laws_stand_on_the_page_with_figure_status_and_health(runs, fits, tmp_pa
     assert not (tmp_path / "law_2.svg").exists()
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_use_of_memories_has_a_section_a_figure_and_a_table(synthetic, tmp_path):
     trials = synthetic.make_sweep(
         sizes=(32, 64), seeds=(0,), architectures=("dense", "memory_plus", "moe")

@@ -81,7 +81,7 @@ def test_without_a_dense_curve_the_difference_stays_and_the_multiplier_says_why(
 
     fits = fit_sweep(load(few), n_draws=50)
 
-    assert fits.pairs[0].difference.has_interval
+    assert fits.pairs[0].difference.low is not None
     assert fits.pairs[0].effective_size.equivalent_params is None
     assert "underdetermined" in fits.pairs[0].effective_size.sentence
 
@@ -116,7 +116,7 @@ def test_a_partner_within_two_per_cent_counts():
 def test_one_seed_gives_a_difference_without_an_interval():
     pair = fit_sweep(two_families(seeds=(0,)), n_draws=50).pairs[0]
 
-    assert not pair.difference.has_interval
+    assert pair.difference.low is None
     assert pair.verdict == "no interval"
 
 
@@ -149,7 +149,7 @@ def test_summaries_have_params_by_group_and_intervals(runs):
     assert set(first.params) == {"embedding", "attention", "feed_forward", "memory_values"}
     assert sum(first.params.values()) == first.total_params
     assert set(first.outcomes) == {"factual_recall", "answer_nll", "bits_per_param", "loss"}
-    assert all(e.has_interval and e.n == 3 for e in first.outcomes.values())
+    assert all(e.low is not None and e.n == 3 for e in first.outcomes.values())
 
 
 def test_ties_in_flops_prefer_the_same_settings(runs):

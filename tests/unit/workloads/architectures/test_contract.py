@@ -5,6 +5,7 @@ file.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -31,6 +32,7 @@ VOCAB_SIZE = 37
 NAMES = registry.architectures()
 
 
+@functools.cache
 def _smallest(name: str) -> Any:
     """The Config of an architecture's smallest preset."""
     module = registry.architecture(name)

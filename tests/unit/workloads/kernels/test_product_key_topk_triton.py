@@ -101,7 +101,7 @@ def test_more_at_the_bound_than_there_is_room_for(n_keys, knn, largest):
     _assert_equal(*_integers(2, 1, n_keys, 3, largest), knn)
 
 
-@pytest.mark.parametrize("half_key_dim", [192, 257])
+@pytest.mark.parametrize("half_key_dim", [pytest.param(192, marks=LONG), 257])
 def test_any_width_by_the_tile_that_a_gpu_takes(half_key_dim):
     _assert_equal(*_integers(1, 1, 20, half_key_dim, 3), 4, tile=None)
 

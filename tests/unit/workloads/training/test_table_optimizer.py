@@ -382,10 +382,11 @@ class Recorder:
 @pytest.mark.parametrize(
     ("name", "clip", "precision"),
     [
-        *((name, clip, "bf16") for name in RULE_OF for clip in ("exact", "previous")),
-        ("deferred_adamw", "exact", "bf16_master"),
+        *((name, "exact", "bf16") for name in RULE_OF),
+        *(pytest.param(name, "previous", "bf16", marks=pytest.mark.long) for name in RULE_OF),
+        pytest.param("deferred_adamw", "exact", "bf16_master", marks=pytest.mark.long),
         ("lazy_adamw", "previous", "bf16_master"),
-        ("sgd", "previous", "bf16_master"),
+        pytest.param("sgd", "previous", "bf16_master", marks=pytest.mark.long),
     ],
 )
 def test_a_stopped_run_goes_on_bit_for_bit(tmp_path, tmp_path_factory, name, clip, precision):

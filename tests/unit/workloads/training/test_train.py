@@ -26,6 +26,7 @@ from workloads.training.train import _seed_of, run
 from workloads.training.train_step import accumulate_gradients, even_passes
 from workloads.training.usage_schedule import UsageSchedule
 
+LONG = pytest.mark.long
 STEPS = 8
 DATA = {
     "source": "biographies",
@@ -200,18 +201,18 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(tmp_path, und
 @pytest.mark.parametrize(
     ("model", "event", "at", "every_s"),
     [
-        (MEMORY, "data", 0, 0.0),
-        (MEMORY, "train", 1, 0.0),
+        pytest.param(MEMORY, "data", 0, 0.0, marks=LONG),
+        pytest.param(MEMORY, "train", 1, 0.0, marks=LONG),
         (MEMORY, "train", 3, 0.0),
         (MEMORY, "before metrics", 3, 12.0),
         (MEMORY, "evaluate", 4, 0.0),
-        (MEMORY, "after metrics", 4, 0.0),
-        (MEMORY, "after checkpoint", 4, 0.0),
-        (MEMORY, "train", 7, 12.0),
-        (MEMORY, "evaluate", 8, 12.0),
+        pytest.param(MEMORY, "after metrics", 4, 0.0, marks=LONG),
+        pytest.param(MEMORY, "after checkpoint", 4, 0.0, marks=LONG),
+        pytest.param(MEMORY, "train", 7, 12.0, marks=LONG),
+        pytest.param(MEMORY, "evaluate", 8, 12.0, marks=LONG),
         (MEMORY, "checkpoint", 8, 0.0),
         (DENSE, "train", 2, 0.0),
-        (DENSE, "after checkpoint", 5, 0.0),
+        pytest.param(DENSE, "after checkpoint", 5, 0.0, marks=LONG),
     ],
 )
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, undisturbed, model, event, at, every_s):
