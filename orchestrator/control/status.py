@@ -210,7 +210,7 @@ def _trial_statuses(
     """
     cancelled = sweep.cancel_requested()
     cache = status_cache.read(sweep)
-    folder = str(sweep.path / "trials")
+    spec_times, folder = status_cache.SpecTimes(sweep), str(sweep.path / "trials")
     statuses: list[TrialStatus] = []
     unreadable: list[str] = []
     unnamed = False
@@ -218,7 +218,8 @@ def _trial_statuses(
         wait, is_controlled = waits.get(trial_id), trial_id in controlled
         status = _cached_status(
             cache.get(trial_id),
-            f"{folder}/{trial_id}",
+            f"{folder}/{trial_id}" if trial_id in spec_times.folders else None,
+            spec_ns=spec_times.ns(trial_id),
             wait=wait,
             controlled=is_controlled,
             sweep_cancelled=cancelled,
@@ -246,23 +247,24 @@ def _trial_statuses(
 
 def _cached_status(
     line: Mapping[str, Any] | None,
-    folder: str,
+    folder: str | None,
     *,
+    spec_ns: int | None,
     wait: str | None,
     controlled: bool,
     sweep_cancelled: bool,
 ) -> TrialStatus | None:
     """Return the status of a trial that is done or was never started, from its line in the cache.
 
-    None means that its folder must be read.
+    None means that its files must be read.
     """
     if line is None:
         return None
     try:
-        if line["spec_ns"] != status_cache.spec_ns(folder):
+        if line["spec_ns"] != spec_ns:
             return None
         if "result_ns" in line:
-            if line["result_ns"] != status_cache.result_ns(folder):
+            if folder is None or line["result_ns"] != status_cache.result_ns(folder):
                 return None
             return TrialStatus(
                 **{field: line[field] for field in (*SPEC_FIELDS, *RESULT_FIELDS)},
@@ -270,7 +272,7 @@ def _cached_status(
                 state=TrialState.DONE,
                 outcome=Outcome(line["outcome"]) if line["outcome"] else None,
             )
-        names = os.listdir(folder)  # noqa: PTH208 -- names, no paths
+        names = os.listdir(folder) if folder is not None else ()  # noqa: PTH208 -- names, no paths
         if not {"attempts", "result.json", "checkpoints"}.isdisjoint(names):
             return None
         fields = {field: line[field] for field in SPEC_FIELDS} | {"varied": line.get("varied", "")}
