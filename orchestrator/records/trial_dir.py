@@ -24,7 +24,7 @@
         heartbeat.json             rank 0, once a second: attempt, pid, step, steps, phase, loss,
                                    tokens per second
         controller.json, .lock     as of the sweep: of a Slurm job that runs this trial alone
-        lease.lock                 flocked by rank 0 while it trains: no two train one trial
+        lease.lock                 its attempt; flocked by rank 0 while it trains: no two train it
         attempts/0001/
           launch.json              controller: when, resources, which controller
           environment.json         rank 0: git commit, diff state, packages, hardware
@@ -244,6 +244,16 @@ class AttemptDir:
     def end(self) -> dict[str, Any] | None:
         """Return end.json: None while the attempt runs, or if its controller died."""
         return read_record(self.path / "end.json")
+
+    def is_closed(self) -> bool:
+        """Whether the controller has closed it; False where the storage does not say.
+
+        The folder is listed, since a network file system remembers that a file was not there.
+        """
+        try:
+            return "end.json" in os.listdir(self.path)  # noqa: PTH208 -- names, no paths
+        except OSError:
+            return False
 
     def error(self) -> dict[str, Any] | None:
         """Return error.json."""
