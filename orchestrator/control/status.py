@@ -15,6 +15,8 @@ from orchestrator.control.terminal_text import printable
 from orchestrator.records import status_cache, storage_errors
 from orchestrator.records.errors import StoreError
 from orchestrator.records.liveness import is_alive, living
+from orchestrator.records.locks import STALE_S
+from orchestrator.records.processes import ProcessId
 from orchestrator.records.snapshot import TrialRecord
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
@@ -89,7 +91,8 @@ class SweepStatus:
     updated_at: float
     """Seconds since 1970."""
     full_disk: str = ""
-    """A sentence while the disk of the sweep is full: which folder, what is free, since when."""
+    """A sentence while the disk of the sweep is full: which folder, what is free, since when; or
+    while its quota is, or may be, used up."""
     excluded: tuple[str, ...] = ()
     """Excluded nodes, a sentence each."""
     unreadable: tuple[str, ...] = ()
@@ -181,7 +184,25 @@ def status_from_disk(
         updated_at=now,
         excluded=tuple(excluded(sweep.excluded_nodes()).values()),
         # A full disk takes no heartbeat: the last one says since when.
-        full_disk=storage_errors.full_disk(sweep.path, since=float(live.get("updated_at", now))),
+        full_disk=storage_errors.full_disk(sweep.path, since=float(live.get("updated_at", now)))
+        or _unwritten_records(sweep, live),
+    )
+
+
+def _unwritten_records(sweep: SweepDir, live: Mapping[str, Any]) -> str:
+    """Return a sentence if a controller of this machine lives and has written nothing for long.
+
+    Its quota may be used up, which the free space of the disk does not show.
+    """
+    if live.get("host") != ProcessId.own().host:
+        return ""  # clocks of machines differ
+    file = sweep.path / "controller.json"
+    silent_s = time.time() - file.stat().st_mtime
+    if silent_s < STALE_S:
+        return ""
+    return (
+        f"{file}: pid {live['pid']} runs the sweep and has not written here for {silent_s:.0f} s; "
+        "perhaps your disk quota is used up (`quota -s` shows it), or the process stands still"
     )
 
 

@@ -40,7 +40,7 @@ def read(sweep: Path) -> Mapping[str, bytes]:
     return _read(sweep / FILE, there.st_ino, there.st_size, there.st_mtime_ns)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
 def _read(file: Path, *version: int) -> Mapping[str, bytes]:
     # A damaged line names no trial: that one has no spec until it is submitted again.
     lines = [line for line in file.read_bytes().split(b"\n") if line.startswith(_START)]
