@@ -8,7 +8,7 @@ power law through them, cost = a n^b, is followed to `--to`. The further that is
 size, the less it says: each row tells by which factor it was carried on, and b.
 
 specs     ids and prices of n trials, a tenth of them configurations
-records   spec.json of n trials written; and what a finished trial takes in files and bytes
+records   the specs of n trials written; and what a trial that waits takes in files and bytes
 restart   the folder of n trials read by a controller that starts
 cache     `status` of n trials from the status cache
 heartbeat controller.json with a reason for each of n waiting trials, rewritten once a second
@@ -89,11 +89,12 @@ def cache(n: int, root: Path) -> float:
     sweep = _written(n, root)
     ids = [trial.trial_id for trial in sweep.trials()]
     sweep.add_submission({"trial_ids": ids})
+    times = status_cache.SpecTimes(sweep)
     lines = (
         {
             **spec_fields(trial.spec()),
             "varied": "",
-            "spec_ns": status_cache.spec_ns(trial.path),
+            "spec_ns": times.ns(trial.trial_id),
         }
         for trial in sweep.trials()
     )
@@ -185,7 +186,7 @@ PARTS = {
 def _written(n: int, root: Path) -> SweepDir:
     sweep = SweepDir(root / f"s{n}")
     if not sweep.path.is_dir():
-        add_trials(sweep, n, durable=False)
+        add_trials(sweep, n)
     return sweep
 
 
@@ -200,7 +201,7 @@ def disk_of_a_trial(root: Path) -> str:
     sweep = _written(100, root / "disk")
     files = [path for path in sweep.path.rglob("*") if path.is_file()]
     blocks = sum(path.stat().st_blocks * 512 for path in sweep.path.rglob("*"))
-    return f"{len(files) / 100:.0f} file and {blocks / 100:,.0f} bytes on this file system"
+    return f"{len(files) / 100:g} files and {blocks / 100:,.0f} bytes on this file system"
 
 
 def points_of_a_journal(root: Path) -> float:

@@ -15,11 +15,10 @@ from orchestrator.records.trial_spec import Resources, TrialSpec
 from orchestrator.scheduling.demand import Node
 
 
-def add_trials(sweep: SweepDir, n: int, *, steps: int = 1, durable: bool = True) -> list[str]:
+def add_trials(sweep: SweepDir, n: int, *, steps: int = 1) -> list[str]:
     """Write `n` specs of one core each that differ in their seed; return their ids."""
-    ids = []
-    for seed in range(n):
-        spec = TrialSpec(
+    specs = [
+        TrialSpec(
             sweep=sweep.name,
             data={"source": "biographies", "n_people": 1000, "style": "compact"},
             model={"architecture": "dense", "d_model": 256, "n_layers": 4, "n_heads": 4},
@@ -27,9 +26,10 @@ def add_trials(sweep: SweepDir, n: int, *, steps: int = 1, durable: bool = True)
             seed=seed,
             resources=Resources(gpus=0),
         )
-        sweep.trial(spec.trial_id).create(spec, durable=durable)
-        ids.append(spec.trial_id)
-    return ids
+        for seed in range(n)
+    ]
+    sweep.add_trials(specs)
+    return [spec.trial_id for spec in specs]
 
 
 class StubLauncher:

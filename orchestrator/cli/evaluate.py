@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.app import Runs, console_here, find_trial, verb
+from orchestrator.cli.app import Json, Runs, console_here, echo_json, find_trial, verb
 
 if TYPE_CHECKING:
     from orchestrator.records.trial_dir import TrialDir
@@ -83,6 +83,7 @@ def evaluate(
     runs: Runs = Path("runs"),
     limit: Limit = None,
     again: Again = False,
+    json: Json = False,
 ) -> None:
     """Measure trained models on benchmarks."""
     from orchestrator.cli.render.evaluation import evaluation_tables, showing_progress
@@ -104,6 +105,10 @@ def evaluate(
         found, notes = _evaluate_trials(trials, asked, again=again, keep=keep)
         if table_reads and keep:
             notes += _draw_reads(trials)
+    if json:
+        models = {name: {one.suite: one.record for one in of} for name, of in found.items()}
+        echo_json({"models": models, "notes": notes})
+        return
     console_here().print(evaluation_tables(found))
     for note in notes:
         console_here().print(f"note: {note}", style="yellow")

@@ -246,6 +246,8 @@ class AttemptStarter:
         # A fraction may be more than was asked for: what trials like it were measured to need.
         shared = 0 < float(resources.gpus) < 1
         gpus = placement.share if shared else float(resources.gpus)
+        if not trial.folder.has_spec():
+            trial.folder.create(trial.spec)
         folder: AttemptDir = trial.folder.new_attempt(
             {
                 "started_at": self._state.wall_clock(),

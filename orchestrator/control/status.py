@@ -15,6 +15,8 @@ from orchestrator.control.terminal_text import printable
 from orchestrator.records import status_cache, storage_errors
 from orchestrator.records.errors import StoreError
 from orchestrator.records.liveness import is_alive, living
+from orchestrator.records.locks import STALE_S
+from orchestrator.records.processes import ProcessId
 from orchestrator.records.snapshot import TrialRecord
 from orchestrator.records.trial_dir import SweepDir, TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
@@ -89,7 +91,8 @@ class SweepStatus:
     updated_at: float
     """Seconds since 1970."""
     full_disk: str = ""
-    """A sentence while the disk of the sweep is full: which folder, what is free, since when."""
+    """A sentence while the disk of the sweep is full: which folder, what is free, since when; or
+    while its quota is, or may be, used up."""
     excluded: tuple[str, ...] = ()
     """Excluded nodes, a sentence each."""
     unreadable: tuple[str, ...] = ()
@@ -181,7 +184,25 @@ def status_from_disk(
         updated_at=now,
         excluded=tuple(excluded(sweep.excluded_nodes()).values()),
         # A full disk takes no heartbeat: the last one says since when.
-        full_disk=storage_errors.full_disk(sweep.path, since=float(live.get("updated_at", now))),
+        full_disk=storage_errors.full_disk(sweep.path, since=float(live.get("updated_at", now)))
+        or _unwritten_records(sweep, live),
+    )
+
+
+def _unwritten_records(sweep: SweepDir, live: Mapping[str, Any]) -> str:
+    """Return a sentence if a controller of this machine lives and has written nothing for long.
+
+    Its quota may be used up, which the free space of the disk does not show.
+    """
+    if live.get("host") != ProcessId.own().host:
+        return ""  # clocks of machines differ
+    file = sweep.path / "controller.json"
+    silent_s = time.time() - file.stat().st_mtime
+    if silent_s < STALE_S:
+        return ""
+    return (
+        f"{file}: pid {live['pid']} runs the sweep and has not written here for {silent_s:.0f} s; "
+        "perhaps your disk quota is used up (`quota -s` shows it), or the process stands still"
     )
 
 
@@ -210,7 +231,7 @@ def _trial_statuses(
     """
     cancelled = sweep.cancel_requested()
     cache = status_cache.read(sweep)
-    folder = str(sweep.path / "trials")
+    spec_times, folder = status_cache.SpecTimes(sweep), str(sweep.path / "trials")
     statuses: list[TrialStatus] = []
     unreadable: list[str] = []
     unnamed = False
@@ -218,7 +239,8 @@ def _trial_statuses(
         wait, is_controlled = waits.get(trial_id), trial_id in controlled
         status = _cached_status(
             cache.get(trial_id),
-            f"{folder}/{trial_id}",
+            f"{folder}/{trial_id}" if trial_id in spec_times.folders else None,
+            spec_ns=spec_times.ns(trial_id),
             wait=wait,
             controlled=is_controlled,
             sweep_cancelled=cancelled,
@@ -246,23 +268,24 @@ def _trial_statuses(
 
 def _cached_status(
     line: Mapping[str, Any] | None,
-    folder: str,
+    folder: str | None,
     *,
+    spec_ns: int | None,
     wait: str | None,
     controlled: bool,
     sweep_cancelled: bool,
 ) -> TrialStatus | None:
     """Return the status of a trial that is done or was never started, from its line in the cache.
 
-    None means that its folder must be read.
+    None means that its files must be read.
     """
     if line is None:
         return None
     try:
-        if line["spec_ns"] != status_cache.spec_ns(folder):
+        if line["spec_ns"] != spec_ns:
             return None
         if "result_ns" in line:
-            if line["result_ns"] != status_cache.result_ns(folder):
+            if folder is None or line["result_ns"] != status_cache.result_ns(folder):
                 return None
             return TrialStatus(
                 **{field: line[field] for field in (*SPEC_FIELDS, *RESULT_FIELDS)},
@@ -270,7 +293,7 @@ def _cached_status(
                 state=TrialState.DONE,
                 outcome=Outcome(line["outcome"]) if line["outcome"] else None,
             )
-        names = os.listdir(folder)  # noqa: PTH208 -- names, no paths
+        names = os.listdir(folder) if folder is not None else ()  # noqa: PTH208 -- names, no paths
         if not {"attempts", "result.json", "checkpoints"}.isdisjoint(names):
             return None
         fields = {field: line[field] for field in SPEC_FIELDS} | {"varied": line.get("varied", "")}

@@ -18,7 +18,7 @@ from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
 from orchestrator.records import storage_errors
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.status_cache import StatusCache, result_ns, spec_ns
+from orchestrator.records.status_cache import SpecTimes, StatusCache, result_ns, spec_ns
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.records.varied_settings import trial_labels
 from orchestrator.scheduling.runtime_prediction import time_left_s
@@ -44,13 +44,13 @@ class StatusPublisher:
 
     def reset_cache(self) -> None:
         """Write a line for each trial into the status cache."""
-        trials = self._state.trials.values()
+        trials, spec_times = self._state.trials.values(), SpecTimes(self._state.sweep)
         self._labels = trial_labels(trial.spec for trial in trials)
         self._cache.reset(
             {
                 **spec_fields(trial.spec),
                 "varied": self._labels[trial.spec.trial_id],
-                "spec_ns": spec_ns(trial.folder.path),
+                "spec_ns": spec_times.ns(trial.folder.trial_id),
             }
             for trial in trials
         )
@@ -115,6 +115,9 @@ class StatusPublisher:
         state, own = self._state, ProcessId.own()
         since = state.wall_clock() if self._full_since is None else self._full_since
         full_disk = storage_errors.full_disk(state.sweep.path, since=since)
+        refused = self._lock.refused
+        if not full_disk and refused is not None and storage_errors.is_over_quota(refused):
+            full_disk = storage_errors.full_message(refused, state.sweep.path)
         self._full_since = since if full_disk else None
         cancelled = state.sweep.cancel_requested()
         return SweepStatus(

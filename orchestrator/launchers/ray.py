@@ -16,6 +16,7 @@ its sweeps exchange what they use (`cluster_registry.py`).
 """
 
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,11 @@ LOG = logging.getLogger(__name__)
 NODES_WAIT_S = 300.0
 """How long after its nodes last changed an existing cluster is expected to change again: a lost
 node is often replaced."""
+SILENT_S = 60.0
+"""How long a supervisor may leave a poll unanswered, which takes milliseconds, until it is replaced
+and what ran there is lost: it hangs, or its node stands still."""
+LONGEST_LOOK_S = 1.0
+"""What counts of the time between two looks: this process may have stood still itself."""
 CALL_TIMEOUT_S = 60.0
 """How long a supervisor may take to answer a call that does no waiting of its own."""
 
@@ -81,6 +87,8 @@ class _LostSupervisor:
     """As the supervisor called it."""
     attempts: list[_RunningAttempt]
     """What had ranks there."""
+    silent_s: float | None = None
+    """How long it had not answered; None: it died."""
     node_lives: bool = False
     waits_for_storage: bool = False
     """Whether it could not be read which ranks there were."""
@@ -134,6 +142,8 @@ class RayLauncher:
         self._foreign_since: dict[str, float] = {}
         self._running: dict[str, _RunningAttempt] = {}
         self._lost: list[_LostSupervisor] = []
+        self._looked_at = -math.inf
+        """When the supervisors' answers were last looked for."""
         self._exits: list[AttemptExit] = []
 
     def start(self) -> None:
@@ -261,15 +271,16 @@ class RayLauncher:
                 supervisor.polling = supervisor.actor.poll.remote()
         polls = {supervisor.polling: supervisor for supervisor in ready.values()}
         if polls:
-            answered, _ = ray.wait(list(polls), num_returns=len(polls), timeout=0.05)
+            answered, late = ray.wait(list(polls), num_returns=len(polls), timeout=0.05)
             for poll in answered:
                 supervisor = polls[poll]
-                supervisor.polling = None
+                supervisor.polling, supervisor.silent_s = None, 0.0
                 try:
                     for part in ray.get(poll):
                         self._part_ended(supervisor.node.node_id, part)
                 except RayError as error:
                     self._supervisor_died(supervisor, first_line(error))
+            self._replace_silent([polls[poll] for poll in late])
         for lost in list(self._lost):
             try:
                 self._report(lost)
@@ -344,23 +355,47 @@ class RayLauncher:
             else:
                 other.actor.end_with.remote(key, failed=any(part.exit_codes.values()))
 
-    def _supervisor_died(self, supervisor: Supervisor, why: str) -> None:
-        """Note what died with a supervisor, and put another one in its place."""
+    def _replace_silent(self, late: Sequence[Supervisor]) -> None:
+        """Replace supervisors that have not answered for long; these are late once more."""
+        now = time.monotonic()
+        looked_s, self._looked_at = min(now - self._looked_at, LONGEST_LOOK_S), now
+        for supervisor in late:
+            supervisor.silent_s += looked_s
+            if supervisor.silent_s > SILENT_S:
+                ray.kill(supervisor.actor)
+                self._supervisor_died(
+                    supervisor, f"no answer for {SILENT_S:.0f} s", silent_s=SILENT_S
+                )
+
+    def _supervisor_died(
+        self, supervisor: Supervisor, why: str, *, silent_s: float | None = None
+    ) -> None:
+        """Note what died with a supervisor, and put another one in its place.
+
+        One that was silent is not waited for: its node may stand still, and joins later.
+        """
         node = supervisor.node
         LOG.warning("node %s: its supervisor is gone (%s)", node.host, why)
         self._reservations.release_node(node.node_id)
         attempts = [one for one in self._running.values() if node.node_id in one.running_on]
         lost = _LostSupervisor(
-            node_id=node.node_id, host=supervisor.process.host, attempts=attempts
+            node_id=node.node_id,
+            host=supervisor.process.host,
+            attempts=attempts,
+            silent_s=silent_s,
         )
         self._lost.append(lost)
-        lost.node_lives = self._supervisors.replace_dead(node.node_id)
+        lost.node_lives = self._supervisors.replace_dead(node.node_id, wait=silent_s is None)
 
     def _report(self, lost: _LostSupervisor) -> None:
         """Make sure that the ranks of a dead supervisor are gone, and say so."""
-        what = f"the node {lost.host} died"
+        # Ray cannot tell a node that died from one that stands still. The ranks of one that wakes
+        # find their attempts closed and end (`records/locks.py`).
+        what = f"the node {lost.host} died or stands still"
         if lost.node_lives:
             what = f"the supervisor of {lost.host} died"
+            if lost.silent_s is not None:
+                what = f"the supervisor of {lost.host} did not answer for {lost.silent_s:.0f} s"
             ranks = [rank for one in lost.attempts for rank in registered(one.launch.folder)]
             for process in self.end_orphans([rank for rank in ranks if rank.host == lost.host]):
                 LOG.warning("node %s: rank %d could not be ended", lost.host, process.pid)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, utils
 from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
 from ray.exceptions import RayError
@@ -99,16 +99,19 @@ def start_cluster(
 def _isolated() -> Iterator[None]:
     """Give what Ray starts within this block sessions of their own and loopback addresses.
 
-    Signals that are meant for this process, and other machines, do not reach it then. Processes of
-    Ray's that serve a person or a growing cluster are left out: starting them takes two cores for
-    seconds, which the first attempt waits for.
+    Signals that are meant for this process, and other machines, do not reach it then. What of Ray
+    serves a person or a growing cluster is left out: starting it takes two cores for seconds, which
+    the first attempt waits for.
     """
     popen, clusters = services.ConsolePopen, ray_constants.ENABLE_RAY_CLUSTER
+    dashboard = utils.get_dashboard_dependency_error
     unused = {name: getattr(Node, name) for name in UNUSED}
     in_session = functools.partial(popen, start_new_session=True)
     services.ConsolePopen = in_session  # type: ignore[misc, assignment]
     # Read from the environment when Ray was imported.
     ray_constants.ENABLE_RAY_CLUSTER = False
+    # As if Ray were installed without its dashboard, so each node's agent serves no pages.
+    utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
     for name in UNUSED:
         setattr(Node, name, lambda node, **settings: None)
     try:
@@ -116,6 +119,7 @@ def _isolated() -> Iterator[None]:
     finally:
         services.ConsolePopen = popen  # type: ignore[misc]
         ray_constants.ENABLE_RAY_CLUSTER = clusters
+        utils.get_dashboard_dependency_error = dashboard
         for name, method in unused.items():
             setattr(Node, name, method)
 

@@ -44,6 +44,8 @@ class Supervisor:
     process: ProcessId
     polling: Any = None
     """The poll that was sent and not yet answered."""
+    silent_s: float = 0.0
+    """How long that has been unanswered, as far as somebody looked."""
 
 
 @dataclass(kw_only=True)
@@ -108,14 +110,17 @@ class SupervisorPool:
         if supervisor is not None:
             ray.kill(supervisor.actor)
 
-    def replace_dead(self, node_id: str) -> bool:
-        """Start another supervisor in the place of a dead one; return whether the node lives."""
+    def replace_dead(self, node_id: str, *, wait: bool = True) -> bool:
+        """Start another supervisor in the place of a dead one; return whether the node lives.
+
+        Without `wait` it joins when it is ready, like that of a new node.
+        """
         del self.ready[node_id]
         self.changed_at = time.monotonic()
         living = [node for node in self._list_nodes() if node.node_id == node_id]
         if living:
             self._start_on(living[0])
-            self._warn(self._wait(REPLACE_TIMEOUT_S, only=[node_id]))
+            self._warn(self._wait(REPLACE_TIMEOUT_S if wait else 0.0, only=[node_id]))
         return bool(living)
 
     def close(self, timeout_s: float) -> None:

@@ -6,7 +6,7 @@ import re
 
 from orchestrator.node.mps import PIPES
 from orchestrator.records import storage_errors
-from orchestrator.records.locks import LockHeld
+from orchestrator.records.locks import Fenced, LockHeld
 from orchestrator.records.trial_spec import Outcome
 
 BROKEN_DEVICE = (
@@ -49,6 +49,8 @@ def exception_outcome(error: BaseException) -> Outcome:
         return Outcome.DIVERGED
     if isinstance(error, LockHeld):
         return Outcome.PREEMPTED
+    if isinstance(error, Fenced):
+        return Outcome.NODE_LOST
     if storage_errors.is_full(error):
         return Outcome.DISK_FULL
     if storage_errors.is_failing(error):

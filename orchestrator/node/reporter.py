@@ -21,6 +21,7 @@ from orchestrator.node.start_times import StartTimes
 from orchestrator.node.system_metrics import SystemSampler
 from orchestrator.records import storage_errors
 from orchestrator.records.journal import Journal
+from orchestrator.records.locks import Fenced
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import RankRequest, registered
 from orchestrator.records.trial_dir import write_json
@@ -30,6 +31,9 @@ LOG_S = 5.0
 """How often training metrics are logged at most; evaluations always are."""
 HEARTBEAT_S = 1.0
 """How often heartbeat.json is replaced at most."""
+FENCE_S = 1.0
+"""How often a rank looks at most whether its attempt was closed; one that stood still looks at
+once."""
 LAP_S = 1.0
 """Steps are timed over laps of at least this length: on a GPU single steps are only launched, not
 awaited."""
@@ -130,11 +134,14 @@ class RankReporter:
         self._values: dict[str, float] = {}
         self._beat_at = -math.inf
         self._beat_phase: str | None = None
+        self._fence_checked_at = -math.inf
+        self._fenced = False
         self.step = 0
         self.steps = 0
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append measurements to the journal, now and then with system metrics."""
+        self._check_fence_when_due()
         if self._journal is None:
             return
         evaluated = any(name.startswith(("valid/", "recall/")) for name in values)
@@ -145,12 +152,14 @@ class RankReporter:
 
     def checkpoint(self, step: int, path: Path) -> None:
         """Sync everything up to this checkpoint to disk: a resume must find no gap before it."""
+        self.check_fence()
         if self._journal is not None:
             self._journal.event("checkpoint", step=step, path=path.name)
             self._journal.sync()
 
     def progress(self, step: int, steps: int, phase: str, values: Mapping[str, float]) -> None:
         """Record progress; replace heartbeat.json once a second and at every change of phase."""
+        self._check_fence_when_due()
         self.step, self.steps = step, steps
         self._values.update(values)
         self._n_reports += 1
@@ -175,6 +184,24 @@ class RankReporter:
             self._beat_at, self._beat_phase = now, phase
             self._beat(phase)
 
+    def check_fence(self) -> None:
+        """End this rank if its attempt is closed: the node stood still and was taken for dead.
+
+        Raises:
+            Fenced: It writes nothing more, since another attempt may train the trial.
+        """
+        self._fence_checked_at = self._clock()
+        if self._fenced or self._request.attempt_dir.is_closed():
+            self._fenced = True
+            raise Fenced(
+                f"attempt {self._request.attempt} was closed while this rank stood still or was "
+                "cut off; it ends without writing"
+            )
+
+    def _check_fence_when_due(self) -> None:
+        if self._fenced or self._clock() - self._fence_checked_at >= FENCE_S:
+            self.check_fence()
+
     def should_stop(self) -> bool:
         """Whether a signal asked for it."""
         return self._stop.requested
@@ -188,7 +215,7 @@ class RankReporter:
         """Put the journal on the disk, and leave the last step in heartbeat.json."""
         if self._journal is not None:
             self._journal.close()
-        if self._beat_phase is not None:
+        if self._beat_phase is not None and not self._fenced:
             self._beat(self._beat_phase)
 
     def _system(self, *, now: bool) -> dict[str, float]:

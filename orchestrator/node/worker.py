@@ -172,7 +172,8 @@ def main(request: RankRequest, stop: StopFlag | None = None) -> int:
         # Every way to fail is written down, SystemExit of a library too.
         except BaseException as error:
             outcome = exception_outcome(error)
-            if outcome is Outcome.INTERRUPTED:
+            # What fails after the attempt was closed has no say in how it ended.
+            if outcome is Outcome.INTERRUPTED or request.attempt_dir.is_closed():
                 LOG.info("trial %s: %s", request.trial.trial_id, error)
             else:
                 # The exit code gives the outcome where storage takes neither log nor record.
@@ -191,10 +192,11 @@ def run(request: RankRequest, reporter: RankReporter) -> None:
     if trial.result() is not None:
         return
     spec = trial.spec()
-    lock = TrialLock(trial)
+    lock = TrialLock(trial, attempt=request.attempt)
     if leads:
         lock.acquire(wait_s=LOCK_WAIT_S)
     try:
+        reporter.check_fence()
         if leads:
             record_environment(request.attempt_dir)
         reporter.event("start", attempt=request.attempt, ranks=request.ranks, pid=os.getpid())
@@ -203,6 +205,7 @@ def run(request: RankRequest, reporter: RankReporter) -> None:
             reporter.event("done", step=reporter.step)
         finally:
             reporter.close()
+        reporter.check_fence()
         if leads:
             write_result(request, spec, reporter, metrics)
     finally:

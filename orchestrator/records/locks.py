@@ -10,10 +10,11 @@ not answer for STALE_S checks that the sweep is still its own before it writes o
 
 import fcntl
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ STALE_S = 60.0
 
 class LockHeld(Exception):
     """Another process trains this trial."""
+
+
+class Fenced(Exception):
+    """The controller has closed the attempt of this rank, so another one may train the trial."""
 
 
 def seconds_since_boot() -> float:
@@ -77,6 +82,8 @@ class ControllerLock:
         """When controller.json was last replaced."""
         self._written = False
         self._lost = False
+        self.refused: OSError | None = None
+        """Why the disk did not take the last heartbeat; None: it did."""
         self.predecessor: dict[str, Any] | None = None
         """controller.json as it was when the lock was taken."""
         self._record: dict[str, Any] = {**ProcessId.own().to_json(), "submission": submission}
@@ -131,8 +138,9 @@ class ControllerLock:
         except OSError as error:
             if not storage_errors.is_transient(error):
                 raise
+            self.refused = error
             return False
-        self._updated_at, self._written = self._clock(), True
+        self._updated_at, self._written, self.refused = self._clock(), True, None
         return True
 
     @property
@@ -232,10 +240,16 @@ def submitting(sweep: SweepDir, *, wait_s: float = 60.0) -> Iterator[None]:
 
 
 class TrialLock:
-    """Lock on the training of a trial: held by its rank 0, released by its death."""
+    """Lock on the training of a trial: held by its rank 0, released by its death.
 
-    def __init__(self, trial: TrialDir) -> None:
+    The file names the holder's attempt. A rank that stands still keeps its lock. If its attempt is
+    closed, it ends without writing when it wakes (`Fenced`), so a later attempt takes the lock: it
+    puts another file in the place of the locked one.
+    """
+
+    def __init__(self, trial: TrialDir, *, attempt: int) -> None:
         """Prepare; nothing is taken yet."""
+        self._trial, self._attempt = trial, attempt
         self._path: Path = trial.path / "lease.lock"
         self._lock: int | None = None
 
@@ -249,15 +263,20 @@ class TrialLock:
         """Take the lock, waiting for a predecessor that is about to die.
 
         Raises:
-            LockHeld: If it is still held after `wait_s` seconds.
+            LockHeld: If it is still held after `wait_s` seconds by an attempt that is not closed.
         """
         deadline = clock() + wait_s
-        while (lock := locked(self._path)) is None:
+        while (lock := self._locked(self._path)) is None:
             if clock() >= deadline:
-                raise LockHeld(
-                    f"{self._path}: another process still trains this trial after "
-                    f"{wait_s:.0f} s; end it (its pid is in heartbeat.json) and submit again"
-                )
+                if not self._holder_is_fenced():
+                    raise LockHeld(
+                        f"{self._path}: another process still trains this trial after "
+                        f"{wait_s:.0f} s; end it (its pid is in heartbeat.json) and submit again"
+                    )
+                aside = self._path.with_name(f".{self._path.name}-{secrets.token_hex(4)}")
+                lock = self._locked(aside)
+                aside.replace(self._path)
+                break
             sleep(0.1)
         self._lock = lock
 
@@ -266,3 +285,23 @@ class TrialLock:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _locked(self, path: Path) -> int | None:
+        """Return the locked file, None if it is held or was replaced just now."""
+        lock = locked(path)
+        if lock is None:
+            return None
+        if not os.path.samestat(os.fstat(lock), path.stat()):
+            os.close(lock)
+            return None
+        with suppress(OSError):  # a full disk; then nobody takes the lock from us
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(self._attempt).encode(), 0)
+        return lock
+
+    def _holder_is_fenced(self) -> bool:
+        """Whether the lock is held by an earlier attempt, and that is closed."""
+        holder = self._path.read_text(encoding="utf-8")
+        if not holder.isdigit() or int(holder) >= self._attempt:
+            return False
+        return self._trial.attempt(int(holder)).is_closed()

@@ -6,7 +6,8 @@ folder agrees with it, and without a line, or with a torn one, the folder is rea
     {"trial_id", "architecture", "preset", "seed", "steps", "varied", "spec_ns"}  of every trial
     {…, "result_ns", "attempt", "step", "loss", "outcome", "reason"}  of one that is done
 
-result_ns is the st_mtime_ns of its result.json, spec_ns that of its spec.json.
+result_ns is the st_mtime_ns of its result.json, spec_ns that of its spec.json, or of the sweep's
+specs.jsonl before it starts.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records import unstarted_specs
 from orchestrator.records.trial_dir import SweepDir, write_text
 
 LOG = logging.getLogger(__name__)
@@ -31,6 +33,21 @@ def result_ns(trial_path: str | Path) -> int | None:
 def spec_ns(trial_path: str | Path) -> int | None:
     """Return the same of a trial's spec: another time means that somebody changed it."""
     return _written_ns(f"{trial_path}/spec.json")
+
+
+class SpecTimes:
+    """When the specs of a sweep were written, those in the file of unstarted trials too."""
+
+    def __init__(self, sweep: SweepDir) -> None:
+        """Read which trials have a folder."""
+        self.folders = sweep.trial_folders()
+        self._trials = f"{sweep.path}/trials"
+        self._unstarted_ns = _written_ns(f"{sweep.path}/{unstarted_specs.FILE}")
+
+    def ns(self, trial_id: str) -> int | None:
+        """Return st_mtime_ns of a trial's spec."""
+        own = spec_ns(f"{self._trials}/{trial_id}") if trial_id in self.folders else None
+        return self._unstarted_ns if own is None else own
 
 
 def _written_ns(path: str) -> int | None:

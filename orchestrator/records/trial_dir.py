@@ -4,6 +4,7 @@
       sweep.yaml                   the file as last submitted; of several files all of them
       sweep.inputs.json            its input files: where they lay, what they held
       submissions/0001.json        when, by whom, which trials it asked for, how to run them
+      specs.jsonl                  specs of trials that have not started (unstarted_specs.py)
       submit.lock                  flocked by `memscale submit` while it writes all these
       code/<12 hex digits>/        the code that submissions run (code_snapshot.py)
       controller.json              pid, host, start time and heartbeat of the controller, which
@@ -15,7 +16,7 @@
       nodes/<host>.log             what the process that starts ranks on a node printed
       nodes/<node>.excluded.json   controller: why a node is excluded (control/node_exclusion.py)
       slurm/                       jobs on a Slurm cluster (launchers/slurm/job_records.py)
-      trials/<trial_id>/
+      trials/<trial_id>/           made for the first attempt, or a request
         spec.json                  TrialSpec; written once
         cancel.json                present: somebody asked to cancel this trial
         retry.json                 somebody asked for another attempt: by, asked_at, after (number
@@ -23,7 +24,7 @@
         heartbeat.json             rank 0, once a second: attempt, pid, step, steps, phase, loss,
                                    tokens per second
         controller.json, .lock     as of the sweep: of a Slurm job that runs this trial alone
-        lease.lock                 flocked by rank 0 while it trains: no two train one trial
+        lease.lock                 its attempt; flocked by rank 0 while it trains: no two train it
         attempts/0001/
           launch.json              controller: when, resources, which controller
           environment.json         rank 0: git commit, diff state, packages, hardware
@@ -57,6 +58,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records import unstarted_specs
 from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.record_fields import check_fields_of
 from orchestrator.records.snapshot import (
@@ -144,8 +146,9 @@ _TEMPORARY = re.compile(r"\.(?P<name>.+)-[a-z0-9_]{8}|\.result-\d+\.json")
 """What `write_json`, and a rank before it links its result, leave behind when they are killed."""
 
 
-WRITTEN_BY_OTHERS = ("tracking.json", "cancel.json", "retry.json")
-"""Files beside the controller's that the exporter, `memscale cancel` and `memscale retry` write."""
+WRITTEN_BY_OTHERS = ("tracking.json", "cancel.json", "retry.json", unstarted_specs.FILE)
+"""Files beside the controller's that the exporter, `memscale cancel`, `retry` and `submit`
+write."""
 
 
 TEMPORARY_CODE = ".tmp-"
@@ -242,6 +245,16 @@ class AttemptDir:
         """Return end.json: None while the attempt runs, or if its controller died."""
         return read_record(self.path / "end.json")
 
+    def is_closed(self) -> bool:
+        """Whether the controller has closed it; False where the storage does not say.
+
+        The folder is listed, since a network file system remembers that a file was not there.
+        """
+        try:
+            return "end.json" in os.listdir(self.path)  # noqa: PTH208 -- names, no paths
+        except OSError:
+            return False
+
     def error(self) -> dict[str, Any] | None:
         """Return error.json."""
         return read_json(self.path / "error.json")
@@ -318,13 +331,25 @@ class TrialDir:
             remove_temporary(self.path, of="spec.json")
         write_json(self.path / "spec.json", spec.to_json(), durable=durable)
 
+    def has_spec(self) -> bool:
+        """Whether the folder has its spec: it gets that for the first attempt."""
+        return (self.path / "spec.json").exists()
+
     def spec(self) -> TrialSpec:
         """Return the trial's spec.
 
         Raises:
             StoreError: If spec.json is missing or was altered.
         """
-        return parse_spec(self.path, read_json(self.path / "spec.json"))
+        return parse_spec(self.path, self._spec_source())
+
+    def _spec_source(self) -> dict[str, Any] | None:
+        """Return the content of spec.json, before the first attempt that of the sweep's file."""
+        own = read_json(self.path / "spec.json")
+        return self._spec_before_start() if own is None else own
+
+    def _spec_before_start(self) -> dict[str, Any] | None:
+        return unstarted_specs.find(self.path.parent.parent, self.trial_id)
 
     def attempts(self) -> list[AttemptDir]:
         """Return the attempts, oldest first."""
@@ -490,9 +515,12 @@ class TrialDir:
 
         attempts = self.attempts() if "attempts" in names else []
         result = read("result.json")
+        spec: dict[str, Any] | None = None
+        if not for_status:
+            spec = read("spec.json") if "spec.json" in names else self._spec_before_start()
         return TrialRecord(
             path=self.path,
-            spec_source=None if for_status else read("spec.json"),
+            spec_source=spec,
             attempts=tuple(
                 AttemptRecord(
                     path=attempt.path,
@@ -555,10 +583,43 @@ class SweepDir:
 
     def trials(self) -> list[TrialDir]:
         """Return the trials that have a spec, by name."""
-        folder = self.path / "trials"
-        if not folder.is_dir():
-            return []
-        return [TrialDir(p) for p in sorted(folder.iterdir()) if (p / "spec.json").exists()]
+        return [TrialDir(self.path / "trials" / name) for name in self._trial_ids()]
+
+    def _trial_ids(self) -> list[str]:
+        """Return the ids of the trials that have a spec, sorted."""
+        unstarted, folder = unstarted_specs.read(self.path), self.path / "trials"
+        others = (name for name in self.trial_folders() if name not in unstarted)
+        return sorted([*unstarted, *(i for i in others if TrialDir(folder / i).has_spec())])
+
+    def trial_folders(self) -> set[str]:
+        """Return the names of the trials that have a folder: what never started may have none."""
+        try:
+            return set(os.listdir(self.path / "trials"))  # noqa: PTH208 -- names, no paths
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+
+    def add_trials(self, specs: Iterable[TrialSpec]) -> None:
+        """Keep the specs of trials and take back requests to cancel them; done by one process.
+
+        An existing spec is replaced only in what is not part of the identity.
+        """
+        folders, started, unstarted = self.trial_folders(), [], []
+        for spec in specs:
+            trial = self.trial(spec.trial_id)
+            there = spec.trial_id in folders
+            if there:
+                (trial.path / "cancel.json").unlink(missing_ok=True)
+            if there and trial.has_spec():
+                trial.create(spec, durable=False)
+                started.append(spec.trial_id)
+            else:
+                unstarted.append(spec)
+        (self.path / "trials").mkdir(parents=True, exist_ok=True)
+        remove_temporary(self.path, of=unstarted_specs.FILE)
+        content = unstarted_specs.text(unstarted, sweep=self.path, started=started)
+        write_bytes(self.path / unstarted_specs.FILE, content)
+        if started:
+            flush_file_system(self.path)
 
     def submissions(self) -> list[dict[str, Any]]:
         """Return the submissions, oldest first; `submit/submission.py` writes them."""
@@ -617,7 +678,7 @@ class SweepDir:
         """
         folder = self.path / "trials"
         if trial_ids is None:
-            trial_ids = sorted(os.listdir(folder)) if folder.is_dir() else ()  # noqa: PTH208
+            trial_ids = sorted(self.trial_folders() | unstarted_specs.read(self.path).keys())
         trials: dict[str, TrialRecord] = {}
         unreadable: dict[str, str] = {}
         for trial_id in trial_ids:

@@ -207,11 +207,7 @@ class Submission:
 
     def _write_records(self, sweep: SweepDir, how: Mapping[str, Any]) -> Mapping[str, Any]:
         (sweep.path / "cancel.json").unlink(missing_ok=True)
-        for trial in self.plan.readable:
-            folder = sweep.trial(trial.spec.trial_id)
-            folder.create(trial.spec, durable=False)
-            (folder.path / "cancel.json").unlink(missing_ok=True)
-        flush_file_system(sweep.path)
+        sweep.add_trials(trial.spec for trial in self.plan.readable)
         self._write_sweep_file(sweep.path / "sweep.yaml")
         record: dict[str, Any] = {
             "submitted_at": time.time(),

@@ -17,7 +17,7 @@ from orchestrator.control.loop import Controller
 from orchestrator.control.status import NO_CONTROLLER, status_from_disk
 from orchestrator.node.reporter import RankReporter
 from orchestrator.node.worker import write_error, write_result
-from orchestrator.records import storage_errors
+from orchestrator.records import locks, storage_errors
 from orchestrator.records import trial_dir as trial_dir_module
 from orchestrator.records.errors import BusyError, ExperimentError
 from orchestrator.records.locks import ControllerLock
@@ -629,6 +629,32 @@ def test_a_full_disk_is_told_while_everything_runs_and_since_when(world, monkeyp
         assert " free; free some there (`du -sh " in sentence
         assert elsewhere.startswith(f"the disk of {world.sweep.path} is full since about ")
     assert told[3] == ("", "")
+
+
+def test_a_used_up_quota_is_told_while_everything_runs(world, monkeypatch):
+    """Only a write finds it: the disk itself is empty."""
+    trial, used_up, told = world.trial(0), [False], []
+    write_json = locks.write_json
+
+    def write(path, record):
+        if used_up[0]:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
+        write_json(path, record)
+
+    monkeypatch.setattr(locks, "write_json", write)
+
+    def script():
+        yield
+        for used_up[0] in (True, False):
+            for _ in range(25):
+                yield
+            told.append(world.updates[-1].full_disk)
+        yield from finish(world, trial)
+
+    world.run(trial, script=script())
+
+    assert told[0].startswith(f"your disk quota is used up at {world.sweep.path}")
+    assert told[1] == ""
 
 
 def test_trials_start_even_if_looking_at_them_takes_longer_than_a_round_of_starts(world):

@@ -1,6 +1,8 @@
 """What of a trial's records reaches a terminal."""
 
 import json
+import os
+import time
 
 import pytest
 
@@ -8,6 +10,7 @@ from orchestrator.control import retry_requests
 from orchestrator.control.status import cache_line, status_from_disk
 from orchestrator.control.terminal_text import printable
 from orchestrator.records import status_cache
+from orchestrator.records.locks import ControllerLock
 from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.submit.submission import cancel
@@ -126,3 +129,20 @@ def test_the_share_of_benchmarks_is_shown(metrics, shown, cached, tmp_path):
         (status,) = status_from_disk(sweep, now=1.0).trials
 
     assert status.benchmarks == (f"benchmarks took {shown}" if shown else "")
+
+
+@pytest.mark.parametrize("silent_s", [0, 30, 300])
+def test_a_controller_that_lives_and_writes_nothing_is_told(tmp_path, silent_s):
+    """As where its quota is used up: the disk itself has room."""
+    sweep = SweepDir(tmp_path / "s")
+    lock = ControllerLock(sweep, submission=1)
+    lock.acquire()
+    last = time.time() - silent_s
+    os.utime(sweep.path / "controller.json", (last, last))
+    try:
+        told = status_from_disk(sweep).full_disk
+    finally:
+        lock.release()
+
+    assert told == "" if silent_s < 60 else "perhaps your disk quota is used up" in told
+    assert status_from_disk(sweep).full_disk == "", "it has ended"

@@ -161,6 +161,19 @@ def test_the_command_draws_what_was_counted(trial, monkeypatch):
         assert (trial.path / "table_reads" / f"reads.{kind}").stat().st_size > 1_000
 
 
+def test_the_command_prints_the_records_as_json(trial, monkeypatch):
+    suite = Suite("s")
+    monkeypatch.setattr(evaluate_trials, "prepare", lambda *args, limit: [suite])
+    words = ("evaluate", trial.trial_id, "--suite", "s", "--data", "d", "--json")
+
+    code, said = memscale(*words, "--runs", trial.path.parents[2])
+
+    assert code == 0, said
+    found = json.loads(said[said.index("{") :])
+    assert found == {"models": {trial.trial_id: trial.evaluations()}, "notes": []}
+    assert found["models"][trial.trial_id]["s"]["metrics"]["eval/s_task/acc"] == 0.25
+
+
 def test_a_trial_without_tables_is_said_to_read_none(trial, monkeypatch):
     suite = SimpleNamespace(name="table reads", needs_text=False, digest="", measure=None)
     suite.measure = lambda model, progress, *, precision: {**NOTHING, "files": {}}

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,10 +20,10 @@ from orchestrator.node import reporter, worker
 from orchestrator.node.reporter import RankReporter, StopFlag, stops_on_signal
 from orchestrator.node.worker import load_job, main
 from orchestrator.records import rank_registry
-from orchestrator.records.locks import TrialLock
+from orchestrator.records.locks import Fenced, TrialLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import RankRequest, registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.trial_dir import SweepDir, write_json
 from orchestrator.records.trial_spec import RSS_PEAK, Logging, Outcome, TrialSpec
 from workloads.training.reporter import Interrupted
 
@@ -200,7 +201,7 @@ def test_interruption_is_no_error(make, monkeypatch):
 
 def test_trial_that_somebody_else_trains_is_left_alone(make, monkeypatch):
     request = make()
-    other = TrialLock(request.trial)
+    other = TrialLock(request.trial, attempt=1)
     other.acquire(wait_s=0)
     monkeypatch.setattr(worker, "LOCK_WAIT_S", 0.0)
 
@@ -467,3 +468,63 @@ def test_step_time_is_the_median_over_laps_of_training_alone():
 
     # Laps: 2 steps in 1 s, 1 in 2 s, 1 in 3 s.
     assert pace.step_s == 2.0
+
+
+def close_attempt(request):
+    write_json(request.attempt_dir.path / "end.json", {"outcome": "node_lost"})
+
+
+def test_a_rank_whose_attempt_was_closed_ends_without_writing(make, monkeypatch):
+    """As after SIGCONT: more than a second has passed since it last looked."""
+    request = make()
+
+    def job(request, spec, reporter):
+        reporter.progress(1, 10, "train", {})
+        reporter.metrics(1, {"train/loss": 2.0})
+        close_attempt(request)
+        seen["files"] = contents(request.trial.path)
+        monkeypatch.setattr(reporter, "_clock", lambda: time.monotonic() + 2.0)
+        for write in (
+            lambda: reporter.metrics(2, {"train/loss": 1.0}),
+            lambda: reporter.checkpoint(2, request.trial.checkpoints / "step-00000002"),
+        ):
+            with pytest.raises(Fenced):
+                write()
+        reporter.progress(2, 10, "train", {})
+
+    seen = {}
+    monkeypatch.setattr(worker, "load_job", lambda name: job)
+
+    assert main(request) == EXIT_CODES[Outcome.NODE_LOST]
+
+    assert contents(request.trial.path) == seen["files"]
+
+
+@pytest.mark.parametrize("error", [None, ConnectionError("the other ranks are gone")])
+def test_what_comes_after_the_end_of_an_attempt_is_not_written(make, monkeypatch, error):
+    request = make()
+
+    def job(request, spec, reporter):
+        close_attempt(request)
+        if error is not None:
+            raise error
+        return {"train/loss": 1.0}
+
+    monkeypatch.setattr(worker, "load_job", lambda name: job)
+
+    assert main(request) != 0
+
+    assert request.attempt_dir.error() is None
+    assert request.trial.result() is None
+
+
+def test_a_rank_that_was_not_started_in_time_does_not_train(make, monkeypatch):
+    request = make()
+    close_attempt(request)
+    monkeypatch.setattr(worker, "load_job", lambda name: pytest.fail("it trains"))
+
+    assert main(request) == EXIT_CODES[Outcome.NODE_LOST]
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

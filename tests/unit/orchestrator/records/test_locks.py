@@ -10,8 +10,8 @@ import pytest
 from orchestrator.records import locks as lease_module
 from orchestrator.records.errors import BusyError
 from orchestrator.records.liveness import is_alive
-from orchestrator.records.locks import STALE_S, ControllerLock, LockHeld, TrialLock
-from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.locks import STALE_S, ControllerLock, LockHeld, TrialLock, locked
+from orchestrator.records.trial_dir import SweepDir, TrialDir, write_json
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_trial_lease_waits_for_its_predecessor_and_then_gives_up(tmp_path):
     def sleep(seconds):
         now[0] += seconds
 
-    first, second = TrialLock(TrialDir(tmp_path)), TrialLock(TrialDir(tmp_path))
+    first, second = (TrialLock(TrialDir(tmp_path), attempt=1) for _ in range(2))
     first.acquire(wait_s=0)
 
     with pytest.raises(
@@ -104,6 +104,39 @@ def test_trial_lease_waits_for_its_predecessor_and_then_gives_up(tmp_path):
 
     second.acquire(wait_s=30, clock=lambda: now[0], sleep=let_go)
     second.release()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_later_attempt_takes_the_lock_of_a_closed_one_that_stands_still(tmp_path, closed):
+    trial = TrialDir(tmp_path)
+    still, later, after = (TrialLock(trial, attempt=number) for number in (1, 2, 2))
+    still.acquire(wait_s=0)
+    trial.attempt(1).path.mkdir(parents=True)
+    if closed:
+        write_json(trial.attempt(1).path / "end.json", {"outcome": "node_lost"})
+        later.acquire(wait_s=0)
+    else:
+        with pytest.raises(LockHeld):
+            later.acquire(wait_s=0)
+        return
+
+    # Nobody but one attempt has it, also when the one that stood still wakes and lets go.
+    still.release()
+    with pytest.raises(LockHeld):
+        after.acquire(wait_s=0)
+    later.release()
+    after.acquire(wait_s=0)
+    after.release()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["attempts", "lease.lock"]
+
+
+def test_an_attempt_does_not_take_a_lock_whose_holder_it_does_not_know(tmp_path):
+    """Of an older version, which does not look whether its attempt was closed."""
+    lock = locked(tmp_path / "lease.lock")
+
+    with pytest.raises(LockHeld):
+        TrialLock(TrialDir(tmp_path), attempt=2).acquire(wait_s=0)
+    os.close(lock)
 
 
 @pytest.fixture

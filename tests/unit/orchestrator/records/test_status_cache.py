@@ -60,9 +60,8 @@ class AtOnce:
 def sweep(tmp_path):
     """Seeds 0 to 3 ran; 4 and 5 were asked for later and wait, 5 is cancelled."""
     sweep = SweepDir(tmp_path / "s")
-    ids = []
-    for seed in range(6):
-        spec = TrialSpec(
+    specs = [
+        TrialSpec(
             sweep="s",
             data={"source": "x"},
             model={"architecture": "dense"},
@@ -71,8 +70,10 @@ def sweep(tmp_path):
             preset="1m",
             resources=Resources(gpus=0),
         )
-        sweep.trial(spec.trial_id).create(spec)
-        ids.append(spec.trial_id)
+        for seed in range(6)
+    ]
+    sweep.add_trials(specs)
+    ids = [spec.trial_id for spec in specs]
     run(sweep, ids[:4])
     sweep.add_submission({"trial_ids": ids})
     StatusCache(sweep).reset([facts(sweep, trial_id) for trial_id in ids])
@@ -94,7 +95,7 @@ def run(sweep, ids):
 def facts(sweep, trial_id):
     seed = sweep.trial(trial_id).spec().seed
     return {
-        "spec_ns": status_cache.spec_ns(sweep.trial(trial_id).path),
+        "spec_ns": status_cache.SpecTimes(sweep).ns(trial_id),
         "trial_id": trial_id,
         "architecture": "dense",
         "preset": "1m",
@@ -135,9 +136,14 @@ def test_done_and_untouched_trials_are_not_read(sweep, monkeypatch):
 
 @pytest.mark.parametrize("which", [0, 4], ids=["done", "waiting"])
 def test_a_spec_damaged_since_is_noticed(sweep, which):
-    trials = status_from_disk(sweep).trials
-    spec = sweep.trial(trials[which].trial_id).path / "spec.json"
-    spec.write_text(spec.read_text()[:-100])
+    trial_id = status_from_disk(sweep).trials[which].trial_id
+    spec = sweep.trial(trial_id).path / "spec.json" if which == 0 else sweep.path / "specs.jsonl"
+    spec.write_text(
+        "".join(
+            line[:-100] + "\n" if trial_id in line or which == 0 else line
+            for line in spec.read_text().splitlines(keepends=True)
+        )
+    )
     later = spec.stat().st_mtime_ns + 1
     os.utime(spec, ns=(later, later))
 
@@ -145,7 +151,8 @@ def test_a_spec_damaged_since_is_noticed(sweep, which):
 
     assert len(status.trials) == 5
     (sentence,) = status.unreadable
-    assert f"{spec}: not valid JSON" in sentence
+    assert str(spec) in sentence
+    assert "not valid JSON" in sentence
     assert not status.complete
 
 

@@ -125,6 +125,7 @@ def test_every_file_is_read_once_before_the_first_launch(runs, monkeypatch):
     fresh = {
         ".": "temporary files of killed writers are removed",
         "controller.json": "whether another controller came meanwhile",
+        "trials": "which trials have a folder",
         "nodes": "a node that somebody has readmitted",
         f"{launched}/attempts": "the number of the next attempt",
         **dict.fromkeys(there, "temporary files of ranks and submissions that were killed"),

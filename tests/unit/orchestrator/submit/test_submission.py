@@ -103,24 +103,23 @@ def test_what_is_recorded_is_enough_for_another_process_to_run_it(
     assert Path(seen["code"]) == code
 
 
-def test_specs_are_flushed_together_before_a_submission_names_them(
+def test_specs_are_on_the_disk_together_before_a_submission_names_them(
     tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep = SweepDir(tmp_path / "runs" / "one")
-    flushed, synced = [], []
+    synced: list[str] = []
 
-    def flush(folder: Path) -> None:
-        flushed.append((folder, len(sweep.trials()), len(sweep.submissions())))
+    def sync(file: int) -> None:
+        path = Path(f"/proc/self/fd/{file}").readlink()
+        synced.append(str(path.relative_to(sweep.path.absolute())).rpartition("-")[0])
 
-    monkeypatch.setattr(submission, "flush_file_system", flush)
-    monkeypatch.setattr(
-        "os.fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink()))
-    )
+    monkeypatch.setattr("os.fsync", sync)
     Submission(plan=priced, runs=tmp_path / "runs").write_records(sweep)
 
-    assert flushed == [(sweep.path, len(priced.trials), 0)]
-    assert not [path for path in synced if "/trials/" in path]
-    assert [path for path in synced if "/submissions/" in path]
+    assert synced.count(".specs.jsonl") == 1
+    assert synced.index(".specs.jsonl") < synced.index("submissions/.0001.json")
+    assert sweep.trial_folders() == set()
+    assert [trial.spec() for trial in sweep.trials()] == [trial.spec for trial in priced.trials]
 
 
 def test_nothing_is_written_where_there_is_no_cluster(
