@@ -120,11 +120,10 @@ def _sweeps(path: Path, sweep: str | None) -> list[SweepDir]:
 
 
 def _trials(folder: SweepDir, out: list[dict[str, Any]]) -> Iterator[TrialDir]:
-    known = {trial.trial_id for trial in folder.trials()}
+    known = {trial.trial_id: trial for trial in folder.trials()}
+    yield from known.values()
     for child in sorted((folder.path / "trials").iterdir()):
-        if child.name in known:
-            yield TrialDir(child)
-        elif child.is_dir() and not child.name.startswith("."):
+        if child.name not in known and child.is_dir() and not child.name.startswith("."):
             named = {"trial_id": child.name, "sweep": folder.name}
             out.append(
                 exclusion(

@@ -9,7 +9,7 @@ import pytest
 import analysis
 from analysis.loading.schema import declaration
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import write_json
+from orchestrator.records.trial_dir import SweepDir, write_json
 
 SMALL = {"sizes": (32, 64), "seeds": (0, 1)}
 
@@ -121,10 +121,7 @@ def test_trials_that_are_not_done_are_listed_with_a_sentence(synthetic, tmp_path
     write_json(
         attempt.path / "end.json", {"outcome": "killed", "reason": "signal 9", "final": False}
     )
-    folder, attempt = synthetic.start(tmp_path, waiting)
-    for file in attempt.path.iterdir():
-        file.unlink()
-    attempt.path.rmdir()
+    SweepDir(tmp_path / "synthetic").add_trials([waiting.spec])
     (tmp_path / "synthetic" / "trials" / "dense-000000000000").mkdir()
 
     loaded = analysis.load(tmp_path)
