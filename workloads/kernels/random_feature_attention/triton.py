@@ -281,11 +281,11 @@ def _input_gradient(
         else:
             slope += total[:, None] * column[None, :]
             total += tl.sum(f.to(tl.float32), 1)
-        slope = tl.dot(f, scores, slope, input_precision="ieee")
+        slope = tl.dot(f, scores, slope, input_precision="ieee").to(kind)
         state = tl.dot(f, of_b, state, input_precision="ieee")
         of_x = x.load([batch, head, first, 0]).reshape(CHUNK, D)
         level = _numbers(x_level + numbers, first, seq, CHUNK)
-        growth = slope * _exponentials(of_x, w, level, SCALE, N_FEATURES)
+        growth = slope.to(tl.float32) * _exponentials(of_x, w, level, SCALE, N_FEATURES)
         found = tl.dot(tl.trans(w), growth.to(kind), input_precision="ieee") * SCALE
         found = tl.trans(found)
         if ARE_KEYS:
