@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -97,7 +98,7 @@ class Fault:
 
     def wake(self, which):
         for process in which:
-            if process.is_running():
+            with suppress(psutil.NoSuchProcess):  # some end while others are woken
                 process.send_signal(signal.SIGCONT)
 
     def close(self):
