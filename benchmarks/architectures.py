@@ -168,7 +168,7 @@ def _print(
         f"sequences of {arguments.seq_len}, vocabulary {arguments.vocab_size:,}, median of {arguments.repeats}\n"
     )
     heads = [
-        "architecture", "preset", "total params", "active", "MFLOP/token", "step ms", "tokens/s", "vs dense", "TFLOP/s",
+        "architecture", "preset", "total params", "active", "training MFLOP/token", "step ms", "tokens/s", "vs dense", "TFLOP/s",
         "peak GiB", "estimate GiB", "observing",
     ]  # fmt: skip
     dense = next((row.step_s for row in rows if row.architecture == "dense"), None)

@@ -111,7 +111,7 @@ def _costs(
     """Return what every configuration costs: FLOPs, bytes, memory, time."""
     table = _plan_table(
         numbers=(
-            "FLOPs\n/token",
+            "forward\nFLOPs\n/token",
             "training\nFLOPs",
             "tokens",
             "read/token\nalone",
