@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import language as tl
 
-from workloads.kernels.tensor_cores import finished
+from workloads.kernels.wgmma_wait import wait_for_product
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +214,7 @@ def _sums(
         acc = tl.dot(
             tl.reshape(one_hot, [TOKENS, ROWS]), tl.load(values, mask=inside, other=0.0), acc
         )
-        acc = finished(acc, ASSEMBLY)
+        acc = wait_for_product(acc, ASSEMBLY)
         read += (ROWS // SIZE) * n_tokens
         values += ROWS * width
     tl.store(
@@ -258,7 +258,7 @@ def _table_gradient(
             tl.load(vectors, mask=(token < end) & (cols < width), other=0.0),
             acc,
         )
-        acc = finished(acc, ASSEMBLY)
+        acc = wait_for_product(acc, ASSEMBLY)
     place = first + tl.arange(0, ROWS)[:, None]
     parts += (tl.program_id(2).to(tl.int64) * n_rows + place) * width + cols
     tl.store(parts, acc.to(parts.dtype.element_ty), mask=(place < n_rows) & (cols < width))

@@ -1,11 +1,11 @@
-"""What Triton does not see to when it multiplies on tensor cores."""
+"""Wait for an asynchronous product of tensor cores (wgmma), where Triton does not."""
 
 import triton
 from triton import language as tl
 
 
 @triton.jit
-def finished(acc, ASSEMBLY: tl.constexpr):
+def wait_for_product(acc, ASSEMBLY: tl.constexpr):
     """Return the fp32 sums `acc` once the product that adds to them has ended.
 
     Tensor cores read a left factor from registers while the program goes on. In a loop, Triton (3.6
