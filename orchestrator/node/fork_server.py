@@ -99,6 +99,8 @@ class ForkServer:
             signals = os.read(self._wake, 4096)
             self._reap(block=False)
             if not STOP_SIGNALS.isdisjoint(signals):
+                for rank in self._ranks.values():
+                    self._drop_next(rank, signal.SIGTERM)
                 self._end_idle()
                 for pid in self._ranks:
                     self._signal(pid, signal.SIGTERM)
@@ -120,6 +122,14 @@ class ForkServer:
         for pid, rank in self._ranks.items():
             if rank.key == command["signal"]:
                 self._signal(pid, command["number"])
+            elif rank.next is not None and rank.next["start"] == command["signal"]:
+                self._drop_next(rank, command["number"])
+
+    def _drop_next(self, rank: ForkedRank, number: int) -> None:
+        """End the command that waits for a rank to be ready: it has not begun."""
+        if rank.next is not None:
+            key, rank.next = rank.next["start"], None
+            self._report({"ended": key, "code": -number})
 
     def _signal(self, pid: int, number: int) -> None:
         """Send a signal to a rank, which takes no further trial then."""

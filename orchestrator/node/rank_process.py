@@ -64,8 +64,11 @@ def run_trials(command: Mapping[str, Any], link: socket.socket | None) -> int:
                 return code
             for number, stream in streams.items():
                 os.dup2(stream, number)
-            link.sendall(READY)
-            line = commands.readline()
+            try:
+                link.sendall(READY)
+                line = commands.readline()
+            except ConnectionError:  # the fork server wants no more of it
+                return 0
             if not line:
                 return 0
             command = json.loads(line)

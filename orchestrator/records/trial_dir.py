@@ -615,11 +615,11 @@ class SweepDir:
             else:
                 unstarted.append(spec)
         (self.path / "trials").mkdir(parents=True, exist_ok=True)
+        if started:  # before their lines go: a power cut must not take both
+            flush_file_system(self.path)
         remove_temporary(self.path, of=unstarted_specs.FILE)
         content = unstarted_specs.text(unstarted, sweep=self.path, started=started)
         write_bytes(self.path / unstarted_specs.FILE, content)
-        if started:
-            flush_file_system(self.path)
 
     def submissions(self) -> list[dict[str, Any]]:
         """Return the submissions, oldest first; `submit/submission.py` writes them."""

@@ -43,8 +43,12 @@ def read(sweep: Path) -> Mapping[str, bytes]:
 @lru_cache(maxsize=1)
 def _read(file: Path, *version: int) -> Mapping[str, bytes]:
     # A damaged line names no trial: that one has no spec until it is submitted again.
-    lines = [line for line in file.read_bytes().split(b"\n") if line.startswith(_START)]
-    return {line[len(_START) : line.index(b'"', len(_START))].decode(): line for line in lines}
+    found = {}
+    for line in file.read_bytes().split(b"\n"):
+        trial_id, quote, _ = line.removeprefix(_START).partition(b'"')
+        if line.startswith(_START) and quote:
+            found[trial_id.decode(errors="replace")] = line
+    return found
 
 
 def find(sweep: Path, trial_id: str) -> dict[str, Any] | None:

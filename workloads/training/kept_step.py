@@ -39,26 +39,33 @@ class KeptStep:
         self.step.phases.mean_s()
 
 
-def take(between: MutableMapping[str, Any], job: RankJob) -> KeptStep | None:
-    """Return what the last trial kept, renewed, if this one is of its kind; it is kept no more."""
-    kept: KeptStep | None = between.pop(_STEP, None)
-    if kept is None or kept.kind != _kind(job):
+def take(
+    between: MutableMapping[str, Any] | None, job: RankJob, *, begins: bool
+) -> KeptStep | None:
+    """Return what the last trial kept, renewed, if this one is of its kind.
+
+    It is kept no more, also where the trial goes on from a checkpoint and makes a model of its own.
+    """
+    kept: KeptStep | None = None if between is None else between.pop(_STEP, None)
+    if kept is None or not begins or kept.kind != _kind(job):
         return None
     kept.renew(job.seed)
     return kept
 
 
 def keep(
-    between: MutableMapping[str, Any],
+    between: MutableMapping[str, Any] | None,
     job: RankJob,
     step: TrainStep | CapturedStep,
     use: DeviceUse,
 ) -> None:
     """Keep the step of a trial that came to its end for the next one.
 
-    Optimizers of tables keep more than moments, and ranks of several do what others know of: both
-    begin anew.
+    Optimizers of tables keep more than moments, ranks of several do what others know of, and other
+    weights than the initial ones are not written anew: these begin with a model of their own.
     """
+    if between is None or job.from_pretrained is not None:
+        return
     if job.world_size == 1 and step.optimizer.tables is None:
         between[_STEP] = KeptStep(kind=_kind(job), step=step, use=use)
 

@@ -118,8 +118,7 @@ def run(
             # Before the first step: what cannot be asked must not cost a training.
             asked = Benchmarks(benchmarks, _tokenizer_for_benchmarks(sections.source, corpus))
         begin("model", "building the model")
-        begins = path is None and job.from_pretrained is None
-        kept = kept_step.take(between, job) if between is not None and begins else None
+        kept = kept_step.take(between, job, begins=path is None)
         if kept is None:
             model = _model(job, sections, corpus, mesh, here, resumes=bool(path))
         begin("start", "preparing the first step")
@@ -150,8 +149,7 @@ def run(
             asked,
         )
         metrics = trainer.train()
-        if between is not None:
-            kept_step.keep(between, job, step, use)
+        kept_step.keep(between, job, step, use)
         return metrics
 
 

@@ -266,6 +266,24 @@ def test_a_trial_waits_for_a_process_that_is_never_in_order_for_some_time_only(n
     assert not first.alive()
 
 
+def test_a_trial_that_waits_for_a_process_ends_if_it_is_told_to(node):
+    first = node.launch(seed=0, job=STATE_JOB, slow_to_go=True)
+    assert node.code_of_end() == 0
+
+    def end():
+        (key,) = node.supervisor._attempts
+        node.supervisor._fork_server.send({"signal": f"{key}/0", "number": int(signal.SIGTERM)})
+
+    then = Timer(0.3, end)
+    then.start()
+    following = node.launch(seed=1, job=STATE_JOB)
+    then.join()
+
+    assert node.code_of_end() == -signal.SIGTERM
+    assert registered(following.folder) == []
+    (Path(first.trial_path) / "gone").touch()
+
+
 def test_a_trial_that_waits_for_a_process_that_keeps_a_setting_gets_another(node):
     process = node.run(seed=0, job=STATE_JOB, keeps_dtype=True)
 

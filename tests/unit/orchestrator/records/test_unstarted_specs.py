@@ -97,6 +97,13 @@ def test_an_altered_or_damaged_line_sets_its_trial_aside_until_it_is_added_again
     assert not sweep.snapshot().unreadable
 
 
+def test_a_line_torn_within_its_id_is_no_trial(sweep):
+    file = sweep.path / unstarted_specs.FILE
+    file.write_bytes(file.read_bytes() + b'{"trial_id": "de')
+
+    assert sweep.snapshot().trials.keys() == {spec_of(seed).trial_id for seed in range(3)}
+
+
 def test_what_a_killed_writer_left_is_removed(sweep):
     left = sweep.path / f".{unstarted_specs.FILE}-0123abcd"
     left.touch()

@@ -7,6 +7,7 @@ import torch
 
 from orchestrator.sweep import registry
 from workloads.checkpoint import checkpoint
+from workloads.training import kept_step
 from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Interrupted
 from workloads.training.train import run
@@ -92,13 +93,20 @@ def test_a_trial_that_is_resumed_begins_anew(tmp_path):
     expected = trained(job(tmp_path / "alone", seed=1))[0]
     with pytest.raises(Interrupted):
         run(job(tmp_path, seed=1), Recorder(stop_at=3))
-    between = {}
+    between, kept_meanwhile = {}, []
     trained(job(tmp_path, seed=0), between)
 
-    found = trained(job(tmp_path, seed=1), between)[0]
+    class Looks(Recorder):
+        def metrics(self, step, values):
+            kept_meanwhile.append("step" in between)
+            super().metrics(step, values)
 
-    assert sorted(found) == [4, 5, 6]
-    assert found == {step: expected[step] for step in found}
+    recorder = Looks()
+    run(job(tmp_path, seed=1), recorder, between=between)
+
+    assert sorted(recorder.rows) == [4, 5, 6]
+    assert recorder.rows == {step: expected[step] for step in recorder.rows}
+    assert not any(kept_meanwhile), "two models at a time"
 
 
 def test_a_trial_that_does_not_come_to_its_end_leaves_nothing(tmp_path):
@@ -106,6 +114,16 @@ def test_a_trial_that_does_not_come_to_its_end_leaves_nothing(tmp_path):
     trained(job(tmp_path, seed=0), between)
     with pytest.raises(Interrupted):
         run(job(tmp_path, seed=1), Recorder(stop_at=3), between=between)
+
+    assert between == {}
+
+
+def test_a_trial_that_began_from_trained_weights_leaves_nothing(tmp_path):
+    between = {}
+    trained(job(tmp_path, seed=0), between)
+    kept = between.pop("step")
+
+    kept_step.keep(between, job(tmp_path, from_pretrained="llama"), kept.step, kept.use)
 
     assert between == {}
 
