@@ -27,8 +27,8 @@ from torch.autograd.function import once_differentiable
 
 from workloads.distributed.collectives import Pending
 from workloads.kernels.gathered_dot.op import gathered_dot
-from workloads.kernels.segment_sum.op import sorted_reads
 from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.kernels.weighted_bag.sorted_reads import sorted_reads
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.sparse_gradient_ops import LOOKUPS
 from workloads.sharding.table_route import PendingReads, TableRoute

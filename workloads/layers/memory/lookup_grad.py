@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.kernels.segment_sum.op import segment_sum
+from workloads.kernels.weighted_bag.sorted_reads import segment_sum
 
 
 @dataclass(frozen=True, kw_only=True)

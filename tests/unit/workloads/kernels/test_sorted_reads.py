@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from workloads.kernels.segment_sum.op import _with_triton, sorted_reads
 from workloads.kernels.weighted_bag.reference import backward
+from workloads.kernels.weighted_bag.sorted_reads import _with_triton, sorted_reads
 
 
 def case(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
