@@ -455,7 +455,7 @@ def _unlike_seeds(
         kind="architectures",
         column=outcome,
         rows=tuple(_named(rows, both).tolist()),
-        sentence=f"rows {named[0]} and {named[1]} have equal sizes and a {outcome} of {y[low]:.4g} "
+        sentence=f"rows {named[0]} and {named[1]} have equal sizes, and {outcome} is {y[low]:.4g} "
         f"and {y[high]:.4g}, {ratio:.0%} apart: two architectures or two recipes under one name, "
         "or a run that diverged; split them, or take the wrong one out",
     )

@@ -154,7 +154,7 @@ def test_two_architectures_under_one_name_are_seen_at_equal_sizes():
 
     fit = law(both)
 
-    assert "have equal sizes and a loss of" in fit.sentence
+    assert "have equal sizes, and loss is" in fit.sentence
     assert "two architectures or two recipes under one name" in fit.sentence
 
 
