@@ -93,6 +93,16 @@ class Place:
         beats = [t.heartbeat() for t in self.sweep.trials()]
         return bool(beats) and all(beat and (beat.get("step") or 0) > step for beat in beats)
 
+    def stop_beyond(self, step, number):
+        """Submit, send a signal when every trial is beyond a step, and return what was printed."""
+        process = self.start("submit", "tiny.yaml", "--launcher", "process")
+        self.wait_until(lambda: self.all_beyond(step), process)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 130, output
+        assert {t.state() for t in self.sweep.trials()} == {TrialState.WAITING}
+        return output
+
     def wait_until(self, condition, process=None):
         deadline = time.monotonic() + 280
         while not condition():
@@ -155,27 +165,27 @@ def test_plan_as_json_holds_every_number(place, call):
 
 @pytest.mark.long
 def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_store, tmp_path):
-    place.write(tokens=76_800)
+    # So many steps that no trial ends before the other one has begun, however slow the machine.
+    tokens = 2_560_000
+    place.write(tokens=tokens)
     make_store(place.sweep.path.parent)
     furthest = 0
-    for number in (signal.SIGINT, signal.SIGHUP):
-        process = place.start("submit", "tiny.yaml", "--launcher", "process")
-        place.wait_until(lambda: place.all_beyond(furthest + 20), process)  # noqa: B023
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=300)
-
-        assert process.returncode == 130, output
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        output = place.stop_beyond(furthest + 20, number)
         assert "Submit the same file again to go on" in output
-        assert {t.state() for t in place.sweep.trials()} == {TrialState.WAITING}
-        furthest = max(t.checkpoint_step() for t in place.sweep.trials())
+        resumed_after, furthest = furthest, max(t.checkpoint_step() for t in place.sweep.trials())
     assert "resume: goes on after step" in place.run("plan", "tiny.yaml")
-    place.run("submit", "tiny.yaml", "--launcher", "process")
     undisturbed = Place(tmp_path / "undisturbed")
     undisturbed.folder.mkdir()
-    undisturbed.write(tokens=76_800)
+    undisturbed.write(tokens=tokens)
     make_store(undisturbed.sweep.path.parent)
-    undisturbed.run("submit", "tiny.yaml", "--launcher", "process")
-    assert place.losses() == undisturbed.losses()
+    undisturbed.stop_beyond(furthest, signal.SIGTERM)
+
+    alone = undisturbed.losses()
+    for trial, losses in place.losses().items():
+        shared = losses.keys() & alone[trial].keys()
+        assert {step: losses[step] for step in shared} == {s: alone[trial][s] for s in shared}
+        assert max(shared) > resumed_after + 20
     assert {len(t.attempts()) for t in place.sweep.trials()} == {3}
 
 
