@@ -108,9 +108,15 @@ def _finish(launch: Launch) -> AttemptExit:
     write_json(
         request.trial.path / "result.json",
         {
-            "trial_id": launch.trial_id, "attempt": launch.attempt, "finished_at": time.time(), "steps": 1,
-            "tokens": 10, "device": "cpu", "ranks": 1, "metrics": metrics,
+            "trial_id": launch.trial_id,
+            "attempt": launch.attempt,
+            "finished_at": time.time(),
+            "steps": 1,
+            "tokens": 10,
+            "device": "cpu",
+            "ranks": 1,
+            "metrics": metrics,
         },
         durable=False,
-    )  # fmt: skip
+    )
     return AttemptExit(trial_id=launch.trial_id, attempt=launch.attempt, exit_codes={0: 0})

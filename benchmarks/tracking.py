@@ -85,8 +85,10 @@ def main() -> None:
 def _row(arm: str, measured: dict[str, list[dict[str, float]]]) -> dict[str, str]:
     row = {
         "tracking": TITLES[arm],
-        "points sent": "0" if arm == ARMS[0] else f"{median(one['points'] for one in measured[arm]):,.0f}",
-    }  # fmt: skip
+        "points sent": "0"
+        if arm == ARMS[0]
+        else f"{median(one['points'] for one in measured[arm]):,.0f}",
+    }
     for name, title in (("seconds", "seconds"), ("cores", "core seconds of its rank")):
         own, plain = ([one[name] for one in measured[which]] for which in (arm, ARMS[0]))
         ratios = sorted(a / b for a, b in zip(own, plain, strict=True))

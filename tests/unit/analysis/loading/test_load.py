@@ -322,7 +322,9 @@ def test_import_analysis_is_light():
 
 
 def test_every_name_offered_is_there():
-    assert all(callable(getattr(analysis, name)) for name in dir(analysis) if name.startswith("fit_"))  # fmt: skip
+    assert all(
+        callable(getattr(analysis, name)) for name in dir(analysis) if name.startswith("fit_")
+    )
     assert analysis.law_named("chinchilla").name == "chinchilla"
 
 

@@ -460,9 +460,17 @@ def test_step_time_is_the_median_over_laps_of_training_alone():
     now = [0.0]
     pace = reporter.LapTimer(lambda: now[0])
     for step, (at, phase) in enumerate(
-        [(0.0, "data"), (9.0, "train"), (9.1, "train"), (10.0, "train"), (10.0, "evaluate"),
-         (99.0, "train"), (101.0, "train"), (104.0, "train")]
-    ):  # fmt: skip
+        [
+            (0.0, "data"),
+            (9.0, "train"),
+            (9.1, "train"),
+            (10.0, "train"),
+            (10.0, "evaluate"),
+            (99.0, "train"),
+            (101.0, "train"),
+            (104.0, "train"),
+        ]
+    ):
         now[0] = at
         pace.record(step, phase)
 
