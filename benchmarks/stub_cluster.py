@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch, NotPlaced
+from orchestrator.records.json_files import write_json
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec
 from orchestrator.scheduling.demand import Node
 

@@ -37,7 +37,8 @@ from orchestrator.control.status import SweepStatus
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.planning.pricing import make_plan
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.sweep.load import load_sweep
 from orchestrator.tracking.exporter_process import exporting
 from orchestrator.tracking.mlflow_client import TrackingClient

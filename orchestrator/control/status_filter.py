@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.control.status import SweepStatus
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.varied_settings import flat_settings
 
 FIELDS = ("trial_id", "architecture", "preset", "seed", "state", "attempt", "outcome")

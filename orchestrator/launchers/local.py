@@ -16,7 +16,7 @@ from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, kill_and_wait
 from orchestrator.records.rank_registry import TRAIN
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import read_json, write_json
+from orchestrator.records.json_files import read_json, write_json
 
 WAIT_S = 300.0
 """How long a node waits for its head: importing Ray from shared storage is slow when many nodes do

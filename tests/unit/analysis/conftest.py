@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator.records.trial_dir import SweepDir, TrialDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialSpec
 
 SIZES = (32, 48, 64, 96, 128, 192)

@@ -9,7 +9,8 @@ import pytest
 import analysis
 from analysis.loading.schema import declaration
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 
 SMALL = {"sizes": (32, 64), "seeds": (0, 1)}
 

@@ -13,7 +13,7 @@ from analysis.scaling import architecture_laws, comparison, missing_runs
 from analysis.scaling.comparison import compare_architectures
 from orchestrator.planning.pricing import recorded
 from orchestrator.planning.runtime_prior import Measurement
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from orchestrator.launchers import detached_controller
 from orchestrator.launchers.detached_controller import DetachedController, controller_command
 from orchestrator.records import storage_errors
 from orchestrator.records.errors import BusyError, StoreError
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 DIES_ONCE = (
     'echo "$RAY_JOB_ID $MARK $CUDA_VISIBLE_DEVICES" >> said; '

@@ -20,10 +20,11 @@ from orchestrator.node import reporter, worker
 from orchestrator.node.reporter import RankReporter, StopFlag, stops_on_signal
 from orchestrator.node.worker import load_job, main
 from orchestrator.records import rank_registry
+from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import Fenced, TrialLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import RankRequest, registered
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import RSS_PEAK, Logging, Outcome, TrialSpec
 from workloads.training.reporter import Interrupted
 
