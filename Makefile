@@ -14,9 +14,10 @@ ONLY   ?=
 # Of the examples that test-long draws; a red run says it, and SEED=N draws them again.
 SEED   := $(or $(SEED),$(shell date +%s))
 # Test processes. A file's tests run in one of them, because they share fixtures that take seconds
-# to make. Unit tests are two sessions, so that each half imports its own libraries and makes its own
-# fixtures only: with two processes, one each. Integration tests run beside the others, in half as
-# many processes again, because they mostly wait; each has folders, ports and processes of its own.
+# to make. Unit tests are two sessions, so that each half imports its own libraries and makes its
+# own fixtures only: with two processes, one each. Integration tests run beside the others, in half
+# as many processes again, because they mostly wait; each has folders, ports and processes of its
+# own.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --dist loadfile
 UNIT_WORKERS := -n $(WORKERS)
@@ -53,7 +54,7 @@ $(STAMP): pyproject.toml constraints.txt .ci/setup.sh
 	@PYTHON="$(PYTHON)" bash .ci/setup.sh "$(VENV)"
 	@touch $(STAMP)
 
-quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (five minutes on two cores)
+quickstart: $(STAMP)  ## Plan, train and report sweeps/quickstart.yaml (five minutes, two cores)
 	@$(BIN)/memscale plan sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
@@ -103,7 +104,7 @@ test-gpu: $(STAMP)  ## Tests that need CUDA
 
 # A sweep on four Ray nodes with ten seeds, then one on four hosts, which ends with status 2 where
 # network namespaces are not allowed.
-test-chaos: $(STAMP)  ## Kill everything at random times in a sweep (SEEDS=0-9; half an hour and more)
+test-chaos: $(STAMP)  ## Kill everything at random times (SEEDS=0-9; half an hour and more)
 	$(BIN)/python tests/chaos/chaos.py --seeds $(SEEDS)
 	$(BIN)/python tests/chaos/chaos.py --seeds 0 --hosts || [ $$? -eq 2 ]
 
@@ -112,7 +113,7 @@ test-chaos: $(STAMP)  ## Kill everything at random times in a sweep (SEEDS=0-9; 
 test-faults: $(STAMP)  ## Faults of the system: kills at writes, clocks, disks, users (five minutes)
 	$(PYTEST) $(UNIT_WORKERS) -m "faults and not gpu" $(TEST_ARGS)
 
-test-mutants: $(STAMP)  ## Put small faults into a copy: which test falls? (ONLY=train; half an hour)
+test-mutants: $(STAMP)  ## Small faults in a copy: which test falls? (ONLY=train; half an hour)
 	$(BIN)/python tests/mutants/mutants.py --workers $(WORKERS) --only "$(ONLY)"
 
 check: $(STAMP)  ## Formatting, lint, types, import directions
