@@ -18,6 +18,7 @@ from orchestrator.records.trial_spec import TrialState
 from orchestrator.records.units import plural
 
 WITH_ALL = "cancelled with the whole sweep: ask for all of it"
+"""Why a single trial of a sweep that was cancelled as a whole is not retried."""
 
 
 @dataclass(frozen=True, kw_only=True)
