@@ -190,7 +190,7 @@ class RayLauncher:
         self._supervisors.refresh()
         return tuple(supervisor.node for supervisor in self._supervisors.ready.values())
 
-    def exchange_usage(self, standing: SweepUsage) -> SharedUsage:
+    def exchange_usage(self, usage: SweepUsage) -> SharedUsage:
         """Exchange usage with the other sweeps of the cluster, and look up what is really free."""
         starting = self._supervisors.starting
         if self._registry is None:
@@ -198,7 +198,7 @@ class RayLauncher:
         changed_s = time.monotonic() - self._supervisors.changed_at
         nodes = [supervisor.node for supervisor in self._supervisors.ready.values()]
         own, others = self._registry.exchange(
-            replace(standing, priority=self._priority, weight=self._weight)
+            replace(usage, priority=self._priority, weight=self._weight)
         )
         granted = grant(
             own,

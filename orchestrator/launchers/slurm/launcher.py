@@ -118,7 +118,7 @@ class PilotLauncher:
         self._n_nodes = len(stay)
         return tuple(stay.values())
 
-    def exchange_usage(self, standing: SweepUsage) -> SharedUsage:
+    def exchange_usage(self, usage: SweepUsage) -> SharedUsage:
         """Return no foreign load: the cluster is private.
 
         It may grow while something waits that more nodes would hold.
