@@ -13,19 +13,21 @@ SEEDS  ?= 0-9
 ONLY   ?=
 # Of the examples that test-long draws; a red run says it, and SEED=N draws them again.
 SEED   := $(or $(SEED),$(shell date +%s))
-# Test processes. A file's tests run in one of them, because they share fixtures that take seconds to make. Unit tests are
-# two sessions, so that each half imports its own libraries and makes its own fixtures only: with two processes, one each.
-# Integration tests run beside the others, in half as many processes again, because they mostly wait; each has folders,
-# ports and processes of its own.
+# Test processes. A file's tests run in one of them, because they share fixtures that take seconds
+# to make. Unit tests are two sessions, so that each half imports its own libraries and makes its
+# own fixtures only: with two processes, one each. Integration tests run beside the others, in half
+# as many processes again, because they mostly wait; each has folders, ports and processes of its
+# own.
 WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest --dist loadfile
 UNIT_WORKERS := -n $(WORKERS)
 HALF := $(shell expr $(WORKERS) / 2)
 HALF_WORKERS := -n $(if $(filter 0 1,$(HALF)),0,$(HALF))
 INTEGRATION_WORKERS := -n $(shell expr \( 3 \* $(WORKERS) + 1 \) / 2)
-# Only files that may hold some are read for them: reading all takes as long as a test. All tests of these two folders
-# bear the mark of their folder (tests/unit/test_marks.py).
-OTHERS = $(if $(TEST_ARGS),$(UNIT_WORKERS),$(HALF_WORKERS) --ignore=tests/unit/workloads --ignore=tests/integration --ignore=tests/gpu)
+# Only files that may hold some are read for them: reading all takes as long as a test. All tests of
+# the last two of these folders bear the mark of their folder (tests/unit/test_marks.py).
+ELSEWHERE := $(addprefix --ignore=,tests/unit/workloads tests/integration tests/gpu)
+OTHERS = $(if $(TEST_ARGS),$(UNIT_WORKERS),$(HALF_WORKERS) $(ELSEWHERE))
 INTEGRATION = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' 'mark\.integration' tests))
 PROPERTIES = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' '@given' tests))
 QUICK := not long and not slow and not gpu
@@ -38,10 +40,13 @@ unexport PYTHONDONTWRITEBYTECODE
 export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help setup quickstart test .test-unit .test-others .test-workloads .test-integration .test-properties test-long test-all test-gpu test-chaos test-faults test-mutants check format figures notebooks docs wheel wheelhouse clean
+.PHONY: help setup quickstart check format figures notebooks docs wheel wheelhouse clean
+.PHONY: test test-long test-all test-gpu test-chaos test-faults test-mutants
+.PHONY: .test-unit .test-others .test-workloads .test-integration .test-properties
 
 help:  ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' \
+	    $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## Make the virtual environment .venv and install memscale into it
 
@@ -49,17 +54,18 @@ $(STAMP): pyproject.toml constraints.txt .ci/setup.sh
 	@PYTHON="$(PYTHON)" bash .ci/setup.sh "$(VENV)"
 	@touch $(STAMP)
 
-quickstart: $(STAMP)  ## Plan, train, fit and report sweeps/quickstart.yaml (about five minutes on two cores)
+quickstart: $(STAMP)  ## Plan, train and report sweeps/quickstart.yaml (five minutes, two cores)
 	@$(BIN)/memscale plan sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 	    echo "A GPU is here. The same question at 1m to 10m: memscale submit quickstart_gpu"; fi
 
-test: $(STAMP)  ## Unit, property, golden and the quicker integration tests (four minutes on two cores)
+test: $(STAMP)  ## Unit, property, golden and quicker integration tests (four minutes, two cores)
 	@$(MAKE) --no-print-directory -j 3 -k .test-unit .test-integration KINDS="$(QUICK)"
 
-# All to their end, also where one fails. What the later ones print waits for their end, so that it stays together.
+# All to their end, also where one fails. What the later ones print waits for their end, so that it
+# stays together.
 .test-unit: .test-others .test-workloads
 
 .test-others:
@@ -72,17 +78,23 @@ status=$$?; printf '\n$(1):\n'; cat $$printed; exit $$status
 endef
 
 .test-workloads:
-	$(if $(TEST_ARGS),@:,$(call PRINTED_LATER,tests of workloads,$(PYTEST) $(HALF_WORKERS) -m "not integration and $(KINDS)" tests/unit/workloads))
+	$(if $(TEST_ARGS),@:,$(call PRINTED_LATER,tests of workloads,$(PYTEST) $(HALF_WORKERS) \
+	    -m "not integration and $(KINDS)" tests/unit/workloads))
 
 .test-integration:
-	$(call PRINTED_LATER,integration tests,$(PYTEST) $(INTEGRATION_WORKERS) -m "integration and $(KINDS)" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS))
+	$(call PRINTED_LATER,integration tests,$(PYTEST) $(INTEGRATION_WORKERS) \
+	    -m "integration and $(KINDS)" $(INTEGRATION) $(TEST_ARGS) $(NONE_FITS))
 
-test-long: $(STAMP)  ## What takes half a minute and more: all architectures by one command, kills of controllers and servers, preempted Slurm jobs, ranks together
-	@$(MAKE) --no-print-directory -j 3 -k .test-properties .test-integration KINDS="long and not slow and not gpu" SEED=$(SEED)
+# All architectures by one command, kills of controllers and servers, preempted Slurm jobs, ranks
+# together.
+test-long: $(STAMP)  ## What takes half a minute and more, and properties with new examples
+	@$(MAKE) --no-print-directory -j 3 -k .test-properties .test-integration \
+	    KINDS="long and not slow and not gpu" SEED=$(SEED)
 
 .test-properties: .test-unit
 	@echo "property tests with new examples; to draw them again: make test-long SEED=$(SEED)"
-	HYPOTHESIS_PROFILE=explore $(PYTEST) $(UNIT_WORKERS) --hypothesis-seed=$(SEED) -m "hypothesis and $(QUICK)" $(PROPERTIES) $(TEST_ARGS) $(NONE_FITS)
+	HYPOTHESIS_PROFILE=explore $(PYTEST) $(UNIT_WORKERS) --hypothesis-seed=$(SEED) \
+	    -m "hypothesis and $(QUICK)" $(PROPERTIES) $(TEST_ARGS) $(NONE_FITS)
 
 test-all: $(STAMP)  ## Everything but GPU tests
 	@$(MAKE) --no-print-directory -j 3 -k .test-unit .test-integration KINDS="not gpu"
@@ -90,14 +102,18 @@ test-all: $(STAMP)  ## Everything but GPU tests
 test-gpu: $(STAMP)  ## Tests that need CUDA
 	$(BIN)/python -m pytest -m gpu $(TEST_ARGS)
 
-test-chaos: $(STAMP)  ## Kill everything at random times in a sweep on four Ray nodes: ten seeds (SEEDS=0-9), then four hosts; half an hour and more
+# A sweep on four Ray nodes with ten seeds, then one on four hosts, which ends with status 2 where
+# network namespaces are not allowed.
+test-chaos: $(STAMP)  ## Kill everything at random times (SEEDS=0-9; half an hour and more)
 	$(BIN)/python tests/chaos/chaos.py --seeds $(SEEDS)
-	$(BIN)/python tests/chaos/chaos.py --seeds 0 --hosts || [ $$? -eq 2 ]  # 2: network namespaces are not allowed here
+	$(BIN)/python tests/chaos/chaos.py --seeds 0 --hosts || [ $$? -eq 2 ]
 
-test-faults: $(STAMP)  ## Faults of the system: kills at writes, clocks that are set, full and failing disks, other users, namespaces, damaged databases (five minutes)
+# Kills at writes, clocks that are set, full and failing disks, other users, namespaces, damaged
+# databases.
+test-faults: $(STAMP)  ## Faults of the system: kills at writes, clocks, disks, users (five minutes)
 	$(PYTEST) $(UNIT_WORKERS) -m "faults and not gpu" $(TEST_ARGS)
 
-test-mutants: $(STAMP)  ## Put each fault of tests/mutants/mutants.toml into a copy: which test falls? (ONLY=train: those; half an hour)
+test-mutants: $(STAMP)  ## Small faults in a copy: which test falls? (ONLY=train; half an hour)
 	$(BIN)/python tests/mutants/mutants.py --workers $(WORKERS) --only "$(ONLY)"
 
 check: $(STAMP)  ## Formatting, lint, types, import directions
@@ -117,13 +133,13 @@ figures: $(STAMP)  ## Redraw the README's figure from the quickstart's records
 notebooks: $(STAMP)  ## Execute the notebooks and store what they show (a few minutes)
 	$(BIN)/python docs/notebooks.py
 
-docs: $(STAMP)  ## Build the site of docs/ with the API reference into site/; broken links are errors
+docs: $(STAMP)  ## Build the site of docs/ with the API reference; broken links are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 wheel: $(STAMP)  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel
 
-wheelhouse:  ## Collect all wheels for a machine without network: make wheelhouse PYTHON=3.12 [EXTRAS=all MACHINE=x86_64]
+wheelhouse:  ## Wheels for a machine without network: PYTHON=3.12 [EXTRAS=all MACHINE=x86_64]
 	@bash .ci/wheelhouse.sh "$(PYTHON)" $(WHEELHOUSE) "$(EXTRAS)" "$(MACHINE)"
 
 clean:  ## Remove the virtual environment and caches (never runs/)

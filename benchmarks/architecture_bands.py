@@ -64,16 +64,21 @@ def main() -> None:
     known = multipliers(exact, "memory", amounts=BUDGETS)
     best = allocate(exact.curves()["memory"], COST_MEASURES["flops"], BUDGETS)
     truth = {
-        "multiplier": known.multiplier, "size multiplier": known.size, "best size": best.params[0],
-        "best tokens": best.tokens[0], "best loss": best.loss[0],
-    }  # fmt: skip
+        "multiplier": known.multiplier,
+        "size multiplier": known.size,
+        "best size": best.params[0],
+        "best tokens": best.tokens[0],
+        "best loss": best.loss[0],
+    }
     held = {name: np.zeros(len(BUDGETS)) for name in truth}
     start = time.process_time()
     for seed in range(options.replicates):
         families = fit_families(
-            make_sweep(seed + 1, options.noise), objective=OBJECTIVES[options.objective],
-            n_draws=options.draws, hold_out=False,
-        )  # fmt: skip
+            make_sweep(seed + 1, options.noise),
+            objective=OBJECTIVES[options.objective],
+            n_draws=options.draws,
+            hold_out=False,
+        )
         found = multipliers(families, "memory", amounts=BUDGETS)
         allocation = frontier(families, budgets=BUDGETS).allocations["memory"]
         bands = {
@@ -84,9 +89,13 @@ def main() -> None:
             held[name] += (low <= truth[name]) & (truth[name] <= high)
         if (seed + 1) % 100 == 0 or seed + 1 == options.replicates:
             each = (time.process_time() - start) / (seed + 1)
-            print(f"{options.objective}, {seed + 1} sweeps, {options.draws} draws, {each:.2f} CPU-s each")  # fmt: skip
+            print(
+                f"{options.objective}, {seed + 1} sweeps, {options.draws} draws, {each:.2f} CPU-s each"
+            )
             for name, count in held.items():
-                shares = (f"{b:.0e}: {c / (seed + 1):.1%}" for b, c in zip(BUDGETS, count, strict=True))  # fmt: skip
+                shares = (
+                    f"{b:.0e}: {c / (seed + 1):.1%}" for b, c in zip(BUDGETS, count, strict=True)
+                )
                 print(f"{name:15}", *shares, flush=True)
 
 

@@ -70,8 +70,14 @@ def main() -> None:
                 table, truth, floor = made_up(seed, noise)
                 link = given or Sigmoid(chance=floor)
                 chain = fit_chain(
-                    CHINCHILLA, link, table, objective=SQUARES, n_draws=options.draws, seed=seed, hold_out=False
-                )  # fmt: skip
+                    CHINCHILLA,
+                    link,
+                    table,
+                    objective=SQUARES,
+                    n_draws=options.draws,
+                    seed=seed,
+                    hold_out=False,
+                )
                 if not chain.usable:
                     held.append(False)
                     continue
@@ -80,7 +86,10 @@ def main() -> None:
                 held.append(bool(at.low[0] <= truth <= at.high[0]))
                 widths.append((at.high[0] - at.low[0]) / 2)
             seconds = time.process_time() - started
-            print(f"| {noise:g} | {name} | {np.median(errors):.4f} | {np.quantile(errors, 0.9):.4f} | {np.mean(held):.1%} | {np.median(widths):.3f} | {seconds:.0f} |", flush=True)  # fmt: skip
+            print(
+                f"| {noise:g} | {name} | {np.median(errors):.4f} | {np.quantile(errors, 0.9):.4f} | {np.mean(held):.1%} | {np.median(widths):.3f} | {seconds:.0f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -77,10 +77,14 @@ def _measured(kind: str, arguments: argparse.Namespace, gbps: float) -> list[dic
     """Return a row per batch size; what fails is left out of its row."""
     config = _config(kind, tiny=arguments.tiny)
     rows: list[dict[str, Any]] = [
-        {"kind": kind, "batch": int(batch), "stored_params": config.param_count(VOCAB_SIZE).total,
-         "flops": config.flops_per_token(VOCAB_SIZE, arguments.context).total}
+        {
+            "kind": kind,
+            "batch": int(batch),
+            "stored_params": config.param_count(VOCAB_SIZE).total,
+            "flops": config.flops_per_token(VOCAB_SIZE, arguments.context).total,
+        }
         for batch in arguments.batches.split(",")
-    ]  # fmt: skip
+    ]
     model = _attempt(f"{kind}: model", lambda: _model(config, arguments.device))
     for row in rows if model is not None else []:
         start = time.perf_counter()
@@ -218,13 +222,19 @@ def _shape(config: Any, context: int) -> Shape:
     memory = getattr(config, "memory", None)
     lookup = memory.lookup if memory is not None else None
     return Shape(
-        d_model=config.d_model, n_layers=config.n_layers, n_heads=config.n_heads,
-        d_ff=getattr(config, "d_expert", None) or config.d_ff, vocab_size=VOCAB_SIZE, context=context,
+        d_model=config.d_model,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        d_ff=getattr(config, "d_expert", None) or config.d_ff,
+        vocab_size=VOCAB_SIZE,
+        context=context,
         n_experts=getattr(config, "n_experts", 0),
-        n_keys=lookup.n_keys if lookup else 0, key_dim=lookup.key_dim if lookup else 0,
-        n_memory_heads=lookup.n_heads if lookup else 0, knn=lookup.knn if lookup else 0,
+        n_keys=lookup.n_keys if lookup else 0,
+        key_dim=lookup.key_dim if lookup else 0,
+        n_memory_heads=lookup.n_heads if lookup else 0,
+        knn=lookup.knn if lookup else 0,
         memory_layers=config.placement if lookup else (),
-    )  # fmt: skip
+    )
 
 
 _failed: list[str] = []
@@ -278,11 +288,18 @@ def _print(rows: list[dict[str, Any]]) -> None:
         ms, peer, floor = row.get("ms"), row.get("peer_ms"), row.get("floor_ms")
         base = dense_ms.get(row["batch"])
         cells = [
-            row["kind"], f"{row['stored_params'] / 1e9:.2f}G", f"{row['flops'] / 1e9:.2f}", str(row["batch"]),
-            _cell(ms, ".3f"), _cell(row.get("tokens_per_s"), ",.0f"), _cell(floor, ".3f"),
-            _cell(ms and floor and ms / floor, ".2f"), _cell(peer, ".3f"),
-            _cell(ms and peer and peer / ms, ".2f"), _cell(ms and base and ms / base, ".2f"),
-        ]  # fmt: skip
+            row["kind"],
+            f"{row['stored_params'] / 1e9:.2f}G",
+            f"{row['flops'] / 1e9:.2f}",
+            str(row["batch"]),
+            _cell(ms, ".3f"),
+            _cell(row.get("tokens_per_s"), ",.0f"),
+            _cell(floor, ".3f"),
+            _cell(ms and floor and ms / floor, ".2f"),
+            _cell(peer, ".3f"),
+            _cell(ms and peer and peer / ms, ".2f"),
+            _cell(ms and base and ms / base, ".2f"),
+        ]
         print("| " + " | ".join(cells) + " |")
 
 

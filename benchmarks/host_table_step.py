@@ -96,12 +96,19 @@ def _print_base(
         )
         n_rows = _distinct_rows(in_host.model, batches[0])
         cells = [
-            base, str(width), f"{sum(each.nbytes for each in host_values.values()) / 1e9:.1f}",
-            kind, f"{n_rows:,}", f"{n_rows * width * 2 / 1e6:.0f}",
-            f"{ms['device']:.2f}", f"{ms['host']:.2f}", f"{ms['host'] / ms['device']:.3f}",
-            f"{ms['waiting']:.2f}", f"{ms['bus']:.2f}",
+            base,
+            str(width),
+            f"{sum(each.nbytes for each in host_values.values()) / 1e9:.1f}",
+            kind,
+            f"{n_rows:,}",
+            f"{n_rows * width * 2 / 1e6:.0f}",
+            f"{ms['device']:.2f}",
+            f"{ms['host']:.2f}",
+            f"{ms['host'] / ms['device']:.3f}",
+            f"{ms['waiting']:.2f}",
+            f"{ms['bus']:.2f}",
             f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if here.type == "cuda" else "-",
-        ]  # fmt: skip
+        ]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -122,9 +129,13 @@ def _step(
     model = _model(config, here, host_values)
     set_usage_recording(model, now=False)
     train = TrainConfig(
-        tokens=1000 * arguments.batch_tokens, batch_tokens=arguments.batch_tokens,
-        seq_len=arguments.seq_len, lr=1e-4, table_optimizer="rowwise", table_precision="bf16",
-    )  # fmt: skip
+        tokens=1000 * arguments.batch_tokens,
+        batch_tokens=arguments.batch_tokens,
+        seq_len=arguments.seq_len,
+        lr=1e-4,
+        table_optimizer="rowwise",
+        table_precision="bf16",
+    )
     step = TrainStep(
         model.train(),
         train,

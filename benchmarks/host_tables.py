@@ -58,10 +58,18 @@ def _print_reading(arguments: argparse.Namespace, on_device: Tensor, bus_gbps: f
     pinned = on_device.cpu().pin_memory()
     print(
         READING.format(
-            "tokens", "rows", "MB", "floor ms", "device", "in place", "fetched", "by host",
-            "over device", "same",
+            "tokens",
+            "rows",
+            "MB",
+            "floor ms",
+            "device",
+            "in place",
+            "fetched",
+            "by host",
+            "over device",
+            "same",
         )
-    )  # fmt: skip
+    )
     for tokens in arguments.tokens:
         ids = draw_ids(
             arguments.ids, tokens, arguments.reads, n_rows=arguments.rows, device=on_device.device
@@ -84,12 +92,16 @@ def _print_reading(arguments: argparse.Namespace, on_device: Tensor, bus_gbps: f
         chosen = ms["in place" if ids.numel() <= DIRECT_READS else "fetched"]
         print(
             READING.format(
-                f"{tokens:,}", f"{n_rows:,}", f"{n_bytes / 1e6:.1f}", f"{n_bytes / bus_gbps / 1e6:.3f}",
-                *(f"{each:.3f}" for each in ms.values()), f"{chosen / ms['device']:.1f}",
+                f"{tokens:,}",
+                f"{n_rows:,}",
+                f"{n_bytes / 1e6:.1f}",
+                f"{n_bytes / bus_gbps / 1e6:.3f}",
+                *(f"{each:.3f}" for each in ms.values()),
+                f"{chosen / ms['device']:.1f}",
                 _said(all(torch.equal(each, outputs[0]) for each in outputs)),
             ),
             flush=True,
-        )  # fmt: skip
+        )
 
 
 def _gathered_by_host(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -103,10 +115,17 @@ def _gathered_by_host(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 def _print_tuning(arguments: argparse.Namespace, values: Tensor, bus_gbps: float) -> None:
     print(
         TUNING.format(
-            "tokens", "optimizer", "floor ms", "device ms", "host ms", "over device",
-            "GB on device", "with host", "same",
+            "tokens",
+            "optimizer",
+            "floor ms",
+            "device ms",
+            "host ms",
+            "over device",
+            "GB on device",
+            "with host",
+            "same",
         )
-    )  # fmt: skip
+    )
     for tokens in arguments.tune_tokens:
         ids = draw_ids(
             arguments.ids, tokens, arguments.reads, n_rows=arguments.rows, device=values.device
@@ -124,12 +143,18 @@ def _print_tuning(arguments: argparse.Namespace, values: Tensor, bus_gbps: float
             same = all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(expected, found, strict=True))
             print(
                 TUNING.format(
-                    f"{tokens:,}", kind, f"{passes * row_bytes / bus_gbps / 1e6:.1f}", f"{device_ms:.2f}",
-                    f"{host_ms:.2f}", f"{host_ms / device_ms:.1f}", f"{device_gb:.2f}",
-                    f"{host_gb:.2f}", _said(same),
+                    f"{tokens:,}",
+                    kind,
+                    f"{passes * row_bytes / bus_gbps / 1e6:.1f}",
+                    f"{device_ms:.2f}",
+                    f"{host_ms:.2f}",
+                    f"{host_ms / device_ms:.1f}",
+                    f"{device_gb:.2f}",
+                    f"{host_gb:.2f}",
+                    _said(same),
                 ),
                 flush=True,
-            )  # fmt: skip
+            )
             del expected, found
 
 
@@ -143,9 +168,14 @@ def _tuned(
     model = nn.Module()
     model.table = _memory(values, on_host=on_host)
     config = TrainConfig(
-        tokens=1, batch_tokens=1, seq_len=1, lr=1e-3, value_weight_decay=0.1,
-        table_optimizer=kind, table_precision="bf16",
-    )  # fmt: skip
+        tokens=1,
+        batch_tokens=1,
+        seq_len=1,
+        lr=1e-3,
+        value_weight_decay=0.1,
+        table_optimizer=kind,
+        table_precision="bf16",
+    )
     optimizer = TableOptimizer(model, config)
 
     def step() -> None:

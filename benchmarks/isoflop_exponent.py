@@ -62,8 +62,13 @@ def main() -> None:
             noise = options.noise * np.random.default_rng(seed).standard_normal(len(loss))
             table = clean | {"loss": loss * np.exp(noise)}
             fit = fit_isoflop(
-                table, method=method, objective=SQUARES, n_draws=options.draws, seed=seed, hold_out=False
-            )  # fmt: skip
+                table,
+                method=method,
+                objective=SQUARES,
+                n_draws=options.draws,
+                seed=seed,
+                hold_out=False,
+            )
             line = fit.lines["params"]
             quartics += line.method == "quartic"
             if line.interval is None:
@@ -74,7 +79,10 @@ def main() -> None:
             widths.append((line.interval[1] - line.interval[0]) / 2)
         seconds = time.process_time() - started
         close = sum(e < 0.02 for e in errors) / options.tables
-        print(f"| {name} | {centre} | {method} | {np.median(errors):.4f} | {close:.1%} | {np.mean(held):.1%} | {np.median(widths):.4f} | {quartics / options.tables:.0%} | {seconds:.0f} |", flush=True)  # fmt: skip
+        print(
+            f"| {name} | {centre} | {method} | {np.median(errors):.4f} | {close:.1%} | {np.mean(held):.1%} | {np.median(widths):.4f} | {quartics / options.tables:.0%} | {seconds:.0f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

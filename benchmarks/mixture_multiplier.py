@@ -123,7 +123,10 @@ def main() -> None:
             held.append(found.low[0] <= true <= found.high[0])
         seconds = time.process_time() - started
         band = f"{np.mean(held):.1%}" if options.draws else "not asked for"
-        print(f"| {name} | {np.nanmedian(errors):.2%} | {np.nanquantile(errors, 0.95):.2%} | {np.mean(np.asarray(errors) < 0.05):.1%} | {band} | {seconds:.0f} |", flush=True)  # fmt: skip
+        print(
+            f"| {name} | {np.nanmedian(errors):.2%} | {np.nanquantile(errors, 0.95):.2%} | {np.mean(np.asarray(errors) < 0.05):.1%} | {band} | {seconds:.0f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from orchestrator.control.loop import Controller
 from orchestrator.control.status import SweepStatus, status_from_disk
 from orchestrator.launchers.ray_embedded import SETTINGS
 from orchestrator.records import status_cache
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.scheduling.demand import Node
 
 JOB = f"{Path(__file__).with_name('trivial_job.py')}:run"

@@ -31,7 +31,7 @@ import yaml
 from training_speed import SHAPES, text
 from trial_parts import table
 
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 COLUMNS = ("way", "trials", "to last result s", "planned s", "until s", "all trials s")

@@ -57,9 +57,11 @@ class PlainDecoder:
             elif kind == "memory_plus" and index in shape.memory_layers:
                 heads, half = shape.n_memory_heads, shape.key_dim // 2
                 layer |= {
-                    "query": self._weight(d, heads * shape.key_dim), "keys": self._weight(heads, 2, shape.n_keys, half),
-                    "gate": self._weight(d, d), "down": self._weight(d, d),
-                }  # fmt: skip
+                    "query": self._weight(d, heads * shape.key_dim),
+                    "keys": self._weight(heads, 2, shape.n_keys, half),
+                    "gate": self._weight(d, d),
+                    "down": self._weight(d, d),
+                }
             else:
                 layer |= {"up": self._weight(d, 2 * m), "down": self._weight(m, d)}
             self.layers.append(layer)
@@ -69,8 +71,9 @@ class PlainDecoder:
         shape = self.shape
         head = shape.d_model // shape.n_heads
         caches = [
-            [self._weight(batch, shape.n_heads, shape.context, head) for _ in range(2)] for _ in self.layers
-        ]  # fmt: skip
+            [self._weight(batch, shape.n_heads, shape.context, head) for _ in range(2)]
+            for _ in self.layers
+        ]
         tokens = torch.randint(shape.vocab_size, (batch,), device=self.device)
         angle = torch.rand(head // 2, device=self.device) * math.pi
         turn = (angle.cos(), angle.sin())

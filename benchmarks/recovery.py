@@ -82,8 +82,15 @@ class Tally:
 
 
 def recover(
-    law: Law, *, replicates: int, draws: int, n_runs: int, noise: float, objective: Objective, from_truth: bool
-) -> dict[str, float]:  # fmt: skip
+    law: Law,
+    *,
+    replicates: int,
+    draws: int,
+    n_runs: int,
+    noise: float,
+    objective: Objective,
+    from_truth: bool,
+) -> dict[str, float]:
     inputs = make_inputs(law, n_runs)
     at = targets(law, inputs)
     truth = np.asarray([law.example[name] for name in law.parameter_names])
@@ -92,7 +99,15 @@ def recover(
     for replicate in range(replicates):
         runs = make_runs(law, n_runs, noise=noise, seed=replicate + 1)
         starts = truth[None, :] if from_truth else None
-        fit = fit_law(law, runs, objective=objective, n_draws=draws, seed=replicate, hold_out=False, controls=FitControls(starts=starts))  # fmt: skip
+        fit = fit_law(
+            law,
+            runs,
+            objective=objective,
+            n_draws=draws,
+            seed=replicate,
+            hold_out=False,
+            controls=FitControls(starts=starts),
+        )
         if not fit.usable:
             continue
         forecast = fit.predict(at)
@@ -119,9 +134,14 @@ def recover_chain(*, replicates: int, draws: int, n_runs: int, noise: float) -> 
         scatter = noise * np.random.default_rng(10**6 + replicate).standard_normal(n_runs)
         accuracy = np.clip(link.evaluate({"loss": runs["loss"]}, parameters) + scatter, 0, 1)
         fit = fit_chain(
-            CHINCHILLA, link, runs | {"accuracy": accuracy}, objective=SQUARES, n_draws=draws, seed=replicate,
+            CHINCHILLA,
+            link,
+            runs | {"accuracy": accuracy},
+            objective=SQUARES,
+            n_draws=draws,
+            seed=replicate,
             hold_out=False,
-        )  # fmt: skip
+        )
         if not fit.usable:
             continue
         usable += 1
@@ -168,7 +188,15 @@ def recover_curve(curve: OneSize, *, replicates: int, draws: int, n_sizes: int) 
         generator = np.random.default_rng(replicate)
         shared, own = generator.standard_normal(n_sizes + 1), generator.standard_normal(len(x) + 1)
         errors = curve.noise / np.sqrt(2) * (shared[member] + own[:-1])
-        fit = fit_law(curve.law, {"x": x, "y": clean + errors}, outcome="y", clusters=member, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
+        fit = fit_law(
+            curve.law,
+            {"x": x, "y": clean + errors},
+            outcome="y",
+            clusters=member,
+            n_draws=draws,
+            seed=replicate,
+            hold_out=False,
+        )
         if not fit.usable:
             continue
         new = known[0] + curve.noise / np.sqrt(2) * (shared[-1] + own[-1])
@@ -180,7 +208,9 @@ ISOFLOPS = ((5, 9, 0.001), (8, 7, 0.005), (5, 9, 0.005), (8, 7, 0.001))
 """Budgets, sizes of each, noise."""
 
 
-def recover_isoflop(*, replicates: int, draws: int, n_budgets: int, n_sizes: int, noise: float) -> dict[str, float]:  # fmt: skip
+def recover_isoflop(
+    *, replicates: int, draws: int, n_budgets: int, n_sizes: int, noise: float
+) -> dict[str, float]:
     """Sizes around the optimum of a law with alpha = beta, where parabolas are unbiased."""
     law = {"A": 500.0, "B": 500.0, "E": 1.8, "alpha": 0.35, "beta": 0.35}
     point = np.asarray([law[name] for name in CHINCHILLA.parameter_names])
@@ -193,7 +223,14 @@ def recover_isoflop(*, replicates: int, draws: int, n_budgets: int, n_sizes: int
     for replicate in range(replicates):
         errors = noise * np.random.default_rng(replicate).standard_normal(len(loss))
         runs = clean | {"loss": loss * np.exp(errors)}
-        fit = fit_isoflop(runs, method="parabola", objective=SQUARES, n_draws=draws, seed=replicate, hold_out=False)  # fmt: skip
+        fit = fit_isoflop(
+            runs,
+            method="parabola",
+            objective=SQUARES,
+            n_draws=draws,
+            seed=replicate,
+            hold_out=False,
+        )
         line = fit.lines["params"]
         if line.interval is None:
             continue
@@ -235,28 +272,78 @@ def main() -> None:
         options.laws.split(",") if options.laws else [*sorted(laws), "curves", "chain", "isoflop"]
     )
     chosen = [laws[name] for name in names if name in laws]
-    print(f"numpy {np.__version__}, scipy {scipy.__version__}, python {platform.python_version()}, {os.cpu_count()} cores; "
-          f"{options.replicates} replicates, {options.draws} resamples, {options.runs} runs, least squares of ln(loss), starts: {options.starts}")  # fmt: skip
-    columns = ("noise", "coefficients", "lowest", "mean", "highest", "inside", "beyond", "new run", "half width beyond", "s")  # fmt: skip
+    print(
+        f"numpy {np.__version__}, scipy {scipy.__version__}, python {platform.python_version()}, {os.cpu_count()} cores; "
+        f"{options.replicates} replicates, {options.draws} resamples, {options.runs} runs, least squares of ln(loss), starts: {options.starts}"
+    )
+    columns = (
+        "noise",
+        "coefficients",
+        "lowest",
+        "mean",
+        "highest",
+        "inside",
+        "beyond",
+        "new run",
+        "half width beyond",
+        "s",
+    )
     print("| law | " + " | ".join(columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     for law in chosen:
         noise = NOISE.get(law.name, options.noise)
-        r = recover(law, replicates=options.replicates, draws=options.draws, n_runs=options.runs, noise=noise, objective=SQUARES, from_truth=options.starts == "truth")  # fmt: skip
-        shares = " | ".join(f"{r[c]:.1%}" for c in ("lowest", "mean", "highest", "inside", "beyond", "new run"))  # fmt: skip
-        print(f"| {law.name} | {noise:g} | {law.n_free} | {shares} | {r['half width beyond']:.2%} | {r['seconds']:.0f} |", flush=True)  # fmt: skip
+        r = recover(
+            law,
+            replicates=options.replicates,
+            draws=options.draws,
+            n_runs=options.runs,
+            noise=noise,
+            objective=SQUARES,
+            from_truth=options.starts == "truth",
+        )
+        shares = " | ".join(
+            f"{r[c]:.1%}" for c in ("lowest", "mean", "highest", "inside", "beyond", "new run")
+        )
+        print(
+            f"| {law.name} | {noise:g} | {law.n_free} | {shares} | {r['half width beyond']:.2%} | {r['seconds']:.0f} |",
+            flush=True,
+        )
     if "chain" in names:
-        r = recover_chain(replicates=options.replicates, draws=options.draws, n_runs=options.runs, noise=options.noise)  # fmt: skip
-        print(f"chain (chinchilla, sigmoid): link's coefficients at least {r['link lowest']:.1%}; accuracy inside {r['inside']:.1%}, beyond {r['beyond']:.1%}; {r['seconds']:.0f} s", flush=True)  # fmt: skip
+        r = recover_chain(
+            replicates=options.replicates,
+            draws=options.draws,
+            n_runs=options.runs,
+            noise=options.noise,
+        )
+        print(
+            f"chain (chinchilla, sigmoid): link's coefficients at least {r['link lowest']:.1%}; accuracy inside {r['inside']:.1%}, beyond {r['beyond']:.1%}; {r['seconds']:.0f} s",
+            flush=True,
+        )
     if "curves" in names:
         for (name, curve), n_sizes in itertools.product(CURVES.items(), (8, 24)):
-            r = recover_curve(curve, replicates=options.replicates, draws=options.draws, n_sizes=n_sizes)  # fmt: skip
-            shares = " | ".join(f"{r[c]:.1%}" for c in ("lowest", "mean", "highest", "inside", "beyond", "new run"))  # fmt: skip
-            print(f"| {name}, {n_sizes} sizes | {curve.noise:g} | {len(curve.truth)} | {shares} | {r['usable']} usable | {r['seconds']:.0f} |", flush=True)  # fmt: skip
+            r = recover_curve(
+                curve, replicates=options.replicates, draws=options.draws, n_sizes=n_sizes
+            )
+            shares = " | ".join(
+                f"{r[c]:.1%}" for c in ("lowest", "mean", "highest", "inside", "beyond", "new run")
+            )
+            print(
+                f"| {name}, {n_sizes} sizes | {curve.noise:g} | {len(curve.truth)} | {shares} | {r['usable']} usable | {r['seconds']:.0f} |",
+                flush=True,
+            )
     if "isoflop" in names:
         for n_budgets, n_sizes, noise in ISOFLOPS:
-            r = recover_isoflop(replicates=options.replicates, draws=options.draws, n_budgets=n_budgets, n_sizes=n_sizes, noise=noise)  # fmt: skip
-            print(f"isoflop, {n_budgets} budgets of {n_sizes} sizes, noise {noise:g}: exponent of the line {r['line']:.1%}, a budget's optimum {r['optimum']:.1%}, exponent of the parametric law {r['parametric']:.1%}; {r['usable']} with a line; {r['seconds']:.0f} s", flush=True)  # fmt: skip
+            r = recover_isoflop(
+                replicates=options.replicates,
+                draws=options.draws,
+                n_budgets=n_budgets,
+                n_sizes=n_sizes,
+                noise=noise,
+            )
+            print(
+                f"isoflop, {n_budgets} budgets of {n_sizes} sizes, noise {noise:g}: exponent of the line {r['line']:.1%}, a budget's optimum {r['optimum']:.1%}, exponent of the parametric law {r['parametric']:.1%}; {r['usable']} with a line; {r['seconds']:.0f} s",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import pandas as pd
 
 import analysis
 from orchestrator.records.errors import ExperimentError
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.varied_settings import trial_labels
 
 mpl.use("Agg")

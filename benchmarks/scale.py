@@ -37,7 +37,8 @@ from orchestrator.control.status import status_from_disk
 from orchestrator.control.status_publisher import spec_fields
 from orchestrator.planning.pricing import make_plan
 from orchestrator.records import status_cache
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.scheduling.demand import Demand, Node
 from orchestrator.scheduling.interface import Running, Snapshot, schedule
 from orchestrator.scheduling.wait_queue import Waiting

@@ -20,7 +20,7 @@ import torch
 import yaml
 from training_speed import text
 
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 PHASES = ("launch", "rank", "data", "model", "start", "total")
 

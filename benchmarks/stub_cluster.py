@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch, NotPlaced
+from orchestrator.records.json_files import write_json
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec
 from orchestrator.scheduling.demand import Node
 
@@ -108,9 +109,15 @@ def _finish(launch: Launch) -> AttemptExit:
     write_json(
         request.trial.path / "result.json",
         {
-            "trial_id": launch.trial_id, "attempt": launch.attempt, "finished_at": time.time(), "steps": 1,
-            "tokens": 10, "device": "cpu", "ranks": 1, "metrics": metrics,
+            "trial_id": launch.trial_id,
+            "attempt": launch.attempt,
+            "finished_at": time.time(),
+            "steps": 1,
+            "tokens": 10,
+            "device": "cpu",
+            "ranks": 1,
+            "metrics": metrics,
         },
         durable=False,
-    )  # fmt: skip
+    )
     return AttemptExit(trial_id=launch.trial_id, attempt=launch.attempt, exit_codes={0: 0})

@@ -99,9 +99,13 @@ def _dense(batch: Batch, arguments: argparse.Namespace, bandwidth: float, *, pla
     def step() -> tuple[Tensor, Tensor]:
         implementation = plain_bag if plain else weighted_bag._implementation(table)
         table.grad, products = implementation.backward(
-            table.detach(), batch.ids, batch.weights, batch.grad,
-            needs_table=True, needs_weights=True,
-        )  # fmt: skip
+            table.detach(),
+            batch.ids,
+            batch.weights,
+            batch.grad,
+            needs_table=True,
+            needs_weights=True,
+        )
         norm = nn.utils.get_total_norm([table.grad])
         nn.utils.clip_grads_with_norm_([table], LARGEST_NORM, norm)
         adamw.step()
@@ -109,9 +113,13 @@ def _dense(batch: Batch, arguments: argparse.Namespace, bandwidth: float, *, pla
         return norm, products
 
     return _measured(
-        PLAIN if plain else DENSE, step, arguments,
-        floor_s=2 * 3 * table.nbytes / bandwidth, error=None, slow=plain,
-    )  # fmt: skip
+        PLAIN if plain else DENSE,
+        step,
+        arguments,
+        floor_s=2 * 3 * table.nbytes / bandwidth,
+        error=None,
+        slow=plain,
+    )
 
 
 def _fused(
@@ -147,10 +155,13 @@ def _fused(
     kept = table.nbytes + sum(each.nbytes for each in state.values())
     variant = ["bf16_master"] * master
     return _measured(
-        ", ".join([name, *variant, when]), step, arguments,
-        floor_s=2 * kept / bandwidth, error=error,
+        ", ".join([name, *variant, when]),
+        step,
+        arguments,
+        floor_s=2 * kept / bandwidth,
+        error=error,
         largest_error=0.25 if master else 1.05,
-    )  # fmt: skip
+    )
 
 
 def _coefficient(norm: Tensor) -> Tensor:

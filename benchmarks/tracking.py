@@ -37,7 +37,8 @@ from orchestrator.control.status import SweepStatus
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.planning.pricing import make_plan
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.sweep.load import load_sweep
 from orchestrator.tracking.exporter_process import exporting
 from orchestrator.tracking.mlflow_client import TrackingClient
@@ -85,8 +86,10 @@ def main() -> None:
 def _row(arm: str, measured: dict[str, list[dict[str, float]]]) -> dict[str, str]:
     row = {
         "tracking": TITLES[arm],
-        "points sent": "0" if arm == ARMS[0] else f"{median(one['points'] for one in measured[arm]):,.0f}",
-    }  # fmt: skip
+        "points sent": "0"
+        if arm == ARMS[0]
+        else f"{median(one['points'] for one in measured[arm]):,.0f}",
+    }
     for name, title in (("seconds", "seconds"), ("cores", "core seconds of its rank")):
         own, plain = ([one[name] for one in measured[which]] for which in (arm, ARMS[0]))
         ratios = sorted(a / b for a, b in zip(own, plain, strict=True))

@@ -21,8 +21,10 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 
 START = ("launch", "rank", "data", "model", "start")
 PARTS = (*START, "capture", "steps", "evaluation", "checkpoint", "result", "end", "next")

@@ -30,10 +30,10 @@ N_SIMULATED = 600
 """Simulated sets of errors; a level is then known to about one in a hundred."""
 
 MOST_DRAWS = 300
-"""Resamples that each is refitted to."""
+"""Resamples that each set is refitted to, at most."""
 
 MOST_PLACES = 12
-"""Different runs at which the curve is looked at."""
+"""Runs with different inputs at which the curve is compared with the truth, at most."""
 
 RIDGE = 1e-8
 """Keeps a resample that cannot tell coefficients apart finite."""
@@ -84,7 +84,7 @@ def simulate_fits(
         quantities: (k, p) derivatives by the coefficients.
         seed: Of the errors; laws whose quantities are summed need different ones.
     """
-    return _Linear(jacobian, weights, clusters, seed).of(quantities)
+    return _Linear(jacobian, weights, clusters, seed).fits_of(quantities)
 
 
 def weighted_sum(parts: Sequence[SimulatedFits], factors: Array) -> SimulatedFits:
@@ -130,9 +130,12 @@ def calibrated(
     linear = _Linear(jacobian, weights, clusters, seed=0)
     places = np.unique(jacobian, axis=0)
     chosen = np.linspace(0, len(places) - 1, min(MOST_PLACES, len(places))).round().astype(int)
-    at_runs = linear.of(places[chosen])
+    at_runs = linear.fits_of(places[chosen])
     of_curve = _truth_depths(at_runs)
-    kinds = [of_curve, *([_truth_depths(linear.of(coefficients))] if len(coefficients) else [])]
+    kinds = [
+        of_curve,
+        *([_truth_depths(linear.fits_of(coefficients))] if len(coefficients) else []),
+    ]
     both = np.quantile(
         np.concatenate([d.ravel() for d in kinds]),
         level,
@@ -170,8 +173,8 @@ class _Linear:
         solved = np.linalg.solve(normal + RIDGE * np.eye(p), w[:, None, :] * Q.T)  # (draws, p, n)
         self._refitted = (solved.reshape(-1, n) @ self._residuals).reshape(len(w), p, -1)
 
-    def of(self, quantities: Array) -> SimulatedFits:
-        """Return k quantities (k, p)."""
+    def fits_of(self, quantities: Array) -> SimulatedFits:
+        """Return the simulated fits of k quantities, given as derivatives (k, p)."""
         v = (quantities / self._size) @ self._from_Q
         return SimulatedFits(
             refitted=np.einsum("kp,bpm->kbm", v, self._refitted, optimize=True), true=v @ self._true

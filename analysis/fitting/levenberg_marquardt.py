@@ -29,13 +29,13 @@ BLOCK_NUMBERS = 32_768
 MAX_THREADS = 4
 """NumPy lets go of the interpreter inside its loops, so blocks of problems share the cores."""
 
-_GIVEN_UP = 1e10
+_MOST_DAMPING = 1e10
 """Damping at which no step can help any more."""
 
-_FREED = 30_000_000
-"""Bytes below which glibc then keeps freed memory instead of handing every block's arrays back to
-the system, whose page faults took four fifths of the time. It learns the size from the largest
-array that was freed (mallopt(3))."""
+_FREED_BYTES = 30_000_000
+"""Size of an array that is made and freed before the first step. glibc then keeps freed arrays up
+to this size for the next block (mallopt(3), M_MMAP_THRESHOLD). Otherwise it gives them back to the
+system, and page faults took four fifths of the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def minimise(
     starts = np.clip(starts, lower, upper).astype(np.float64)
     model = _Model(values=values, jacobian=jacobian, y=y, lower=lower, upper=upper, huber=huber)
     block = max(1, BLOCK_NUMBERS // len(y))
-    np.empty(_FREED, dtype=np.int8)  # freed at once, never touched
+    np.empty(_FREED_BYTES, dtype=np.int8)  # never touched, so it costs no memory
 
     def solve(first: int) -> Minimum:
         rows = slice(first, first + block)
@@ -145,8 +145,8 @@ class _NormalEquations:
     cosine: Array
     """(b,): see `Minimum.gradient`."""
 
-    def of(self, rows: Mask) -> "_NormalEquations":
-        """Return those of some problems."""
+    def of_problems(self, rows: Mask) -> "_NormalEquations":
+        """Return the equations of some of the problems."""
         return _NormalEquations(
             gradient=self.gradient[rows],
             hessian=self.hessian[rows],
@@ -158,6 +158,7 @@ class _NormalEquations:
 def _minimise_block(
     model: _Model, weights: Array, starts: Array, iterations: int, tolerance: float
 ) -> Minimum:
+    """Step all problems of a block together until each is finished or `iterations` are used up."""
     theta = starts.copy()
     n_problems = len(theta)
     damping = np.full(n_problems, 1e-3)
@@ -174,12 +175,12 @@ def _minimise_block(
             model, theta[rows], weights[rows], residual[rows], objective[active], damping[active]
         )
         cosine[active] = equations.cosine
-        unfinished = (equations.cosine > tolerance) & (damping[active] < _GIVEN_UP)
+        unfinished = (equations.cosine > tolerance) & (damping[active] < _MOST_DAMPING)
         if step_number == iterations or not unfinished.any():
             break
         active = active[unfinished]
         if not unfinished.all():
-            equations = equations.of(unfinished)
+            equations = equations.of_problems(unfinished)
         step = _step(equations, damping[active])
         trial = np.minimum(np.maximum(theta[active] + step, model.lower), model.upper)
         trial_residual = model.values(trial) - model.y
@@ -222,11 +223,11 @@ def _normal_equations(
     outward = ((theta <= model.lower) & (gradient > 0)) | ((theta >= model.upper) & (gradient < 0))
     frozen = outward | (model.lower == model.upper)
     gradient = np.where(frozen, 0.0, gradient)
-    # The floor stands for rounding: with residuals of exactly zero the cosine has no meaning.
+    # Lengths of a column of the Jacobian and of the residuals, multiplied. The floor stands for
+    # rounding: with residuals of exactly zero the cosine has no meaning.
     diagonal = hessian.diagonal(axis1=1, axis2=2)
-    reach = np.sqrt(diagonal) * (np.sqrt(2 * objective) + 1e-7)[:, None]
-    reach = np.where(reach > 0, reach, 1.0)
-    cosines = np.abs(gradient) / reach
+    lengths = np.sqrt(diagonal) * (np.sqrt(2 * objective) + 1e-7)[:, None]
+    cosines = np.abs(gradient) / np.where(lengths > 0, lengths, 1.0)
     return _NormalEquations(
         gradient=gradient,
         hessian=hessian,

@@ -26,14 +26,15 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "power.x": (1e5, 1e9),
     "capacity.params": (1e5, 3e8),
 }
-"""Of each input, log-uniform (sparsity: of 1 - S); `law.input` where a law needs another."""
+"""Range that each input is drawn from, log-uniformly (of sparsity S, 1 - S is). A key `law.input`
+holds for that law alone."""
 
 SHARE_WITHOUT = 0.3
-"""Of runs whose input may be zero and is."""
+"""Share of runs in which an input that may be zero is zero."""
 
 
 def make_inputs(law: Law, n_runs: int, *, seed: int = 0) -> dict[str, Array]:
-    """Return `n_runs` rows of the law's inputs, evenly spread (Latin hypercube)."""
+    """Return the law's inputs, each (n_runs,), evenly spread (Latin hypercube)."""
     generator = np.random.default_rng(seed)
     inputs: dict[str, Array] = {}
     for name in law.inputs:
@@ -64,12 +65,12 @@ def make_runs(
     """Return inputs and `loss` of synthetic runs.
 
     Args:
-        law: Which.
-        n_runs: Rows.
+        law: The law that the runs follow.
+        n_runs: How many runs.
         noise: Standard deviation of the errors of ln(loss).
-        seed: Of the errors.
+        seed: Of the random errors.
         parameters: Coefficients; the law's example if None.
-        inputs_seed: Of the inputs.
+        inputs_seed: Of the random inputs.
     """
     inputs = make_inputs(law, n_runs, seed=inputs_seed)
     chosen = parameters or law.example

@@ -115,22 +115,26 @@ LOSS_ADVICE = "a diverged run is taken out by its row, not fitted"
 def labels(
     runs: Runs,
     clusters: Sequence[Any] | NDArray[Any] | str | None,
-    places: NDArray[np.int64],
+    same_inputs: NDArray[np.int64],
 ) -> NDArray[Any]:
-    """Return the configuration of every run (n,).
+    """Return the label of every run's configuration (n,).
 
-    As named by `clusters`, or by the column of that name, or one for each of `places`.
+    Args:
+        runs: The table.
+        clusters: One label per run, or the column that has them; None: runs of equal inputs are of
+            one configuration.
+        same_inputs: A number per run (n,), the same for runs of equal inputs (`equal_rows`).
 
     Raises:
         ValueError: If the column is missing, or there is not one label per run.
     """
     if clusters is None:
-        return np.asarray([f"{place:09d}" for place in places])
+        return np.asarray([f"{number:09d}" for number in same_inputs])
     values = column(runs, clusters) if isinstance(clusters, str) else clusters
     found = np.asarray([str(label) for label in values])
-    if found.shape != places.shape:
+    if found.shape != same_inputs.shape:
         raise ValueError(
-            f"clusters: must name one configuration per run ({len(places)}), got {len(found)}"
+            f"clusters: must name one configuration per run ({len(same_inputs)}), got {len(found)}"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Reader of a runs folder (layout: orchestrator/records/trial_dir.py)."""
+"""Reader of a runs folder (layout: orchestrator/records/sweep_dir.py)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 from analysis.loading.histories import HistoryPoint
 from analysis.loading.schema import Reading, exclusion, metric_value, plain_row
 from orchestrator.records.errors import NotFoundError, StoreError
-from orchestrator.records.trial_dir import SweepDir, TrialDir, sweep_dir
+from orchestrator.records.sweep_dir import SweepDir, sweep_dir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
 
 

@@ -18,6 +18,7 @@ import pandas as pd
 from orchestrator.records.trial_spec import canonical_json
 
 IDENTITY = ("trial_id", "sweep", "architecture", "preset", "seed", "configuration")
+"""First columns of the table: which trial a row is."""
 
 SHORT_NAMES = {
     "factual_recall": ("recall/train_wording/exact_match",),
@@ -41,6 +42,7 @@ PARAM_GROUPS = (
     "norm",
     "head",
 )
+"""Groups of parameters, counted apart."""
 
 ACCOUNTING = (
     *(f"params_{group}" for group in PARAM_GROUPS),
@@ -59,6 +61,7 @@ ACCOUNTING = (
     "vocab_size",
     "paper_block_flops",
 )
+"""Columns of numbers known before training: sizes and costs."""
 
 SETTINGS = ("model.", "train.", "data.")
 """Prefixes of the columns that say how a trial was made."""

@@ -25,7 +25,7 @@ from analysis.report.contents import ReportContents
 from analysis.scaling.equal_cost import main_outcome
 from analysis.scaling.second_process import in_second_process
 from analysis.scaling.sweep_summary import SweepFits
-from orchestrator.records.trial_dir import SweepDir, sweep_dir
+from orchestrator.records.sweep_dir import SweepDir, sweep_dir
 
 FIGURE_STEM = "accuracy"
 USAGE_STEM = "usage"

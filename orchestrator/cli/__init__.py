@@ -5,10 +5,10 @@ import sys
 
 from orchestrator.cli.app import app
 
+# `--help` lists the commands in the order of these imports.
 # isort: off
-from orchestrator.cli import (  # noqa: F401 -- as in --help
-    init, plan, submit, jobs, analyse, evaluate, generate, export, ui, doctor, data,
-)  # fmt: skip
+from orchestrator.cli import init, plan, submit, jobs, analyse, evaluate  # noqa: F401
+from orchestrator.cli import generate, export, ui, doctor, data  # noqa: F401
 
 # isort: on
 

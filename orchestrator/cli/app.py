@@ -20,7 +20,8 @@ from typer.core import TyperCommand, TyperGroup
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from orchestrator.records.trial_dir import SweepDir, TrialDir
+    from orchestrator.records.sweep_dir import SweepDir
+    from orchestrator.records.trial_dir import TrialDir
 
 
 MANY = 1000
@@ -208,7 +209,7 @@ def make_plan(
     """Read sweep files, expand and price them, and check that their data are there."""
     from orchestrator.planning import input_data, runtime_prior
     from orchestrator.planning import pricing as planning
-    from orchestrator.records.trial_dir import sweep_dir
+    from orchestrator.records.sweep_dir import sweep_dir
     from orchestrator.sweep.load import load_sweep
 
     with log_to_stderr("orchestrator.sweep.matching.step_time"), _garbage_kept():
@@ -329,7 +330,7 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
         NotFoundError: If there is none of that name; lists those there are.
     """
     from orchestrator.records.errors import NotFoundError
-    from orchestrator.records.trial_dir import sweep_dir
+    from orchestrator.records.sweep_dir import sweep_dir
 
     sweep = sweep_dir(runs, name)
     if not (sweep.path / "trials").is_dir():
@@ -353,7 +354,7 @@ def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "
         NotFoundError: If there is none, or more than one.
     """
     from orchestrator.records.errors import NotFoundError
-    from orchestrator.records.trial_dir import SweepDir
+    from orchestrator.records.sweep_dir import SweepDir
 
     sweeps = [sweep] if sweep else [SweepDir(runs / name) for name in sweep_names(runs)]
     asked, (name, slash, rest) = prefix, prefix.rpartition("/")

@@ -215,7 +215,7 @@ def _trials(runs: Path, what: str) -> "list[TrialDir]":
         UsageError: If no trial of the sweep has finished.
     """
     from orchestrator.records.errors import UsageError
-    from orchestrator.records.trial_dir import SweepDir
+    from orchestrator.records.sweep_dir import SweepDir
     from orchestrator.records.trial_spec import TrialState
 
     if not (runs / what / "trials").is_dir():

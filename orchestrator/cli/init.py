@@ -44,7 +44,7 @@ def init(
     """Write a commented sweep file."""
     from orchestrator.cli.render.command_name import command
     from orchestrator.records.errors import UsageError
-    from orchestrator.records.trial_dir import sweep_dir
+    from orchestrator.records.sweep_dir import sweep_dir
     from orchestrator.sweep import registry, template
 
     known = registry.architectures()

@@ -183,7 +183,7 @@ def _price_line(priced: Any, price: Any) -> str:
     """Return what the sweep will cost, and has cost."""
     from orchestrator.node.hardware import visible_gpus
     from orchestrator.planning.price import planned_hours
-    from orchestrator.records.trial_dir import SweepDir
+    from orchestrator.records.sweep_dir import SweepDir
 
     on_gpus = bool(visible_gpus())
     hours = planned_hours(priced.trials, price, gpus_there=on_gpus)

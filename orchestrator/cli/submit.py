@@ -262,7 +262,7 @@ def _run_here(request: "Submission", *, quiet: bool) -> None:
 def _run_in_background(request: "Submission", *, watched: bool) -> None:
     """Have another process run a submission, and show how it goes if that is wanted."""
     from orchestrator.cli.render import progress
-    from orchestrator.records.trial_dir import sweep_dir
+    from orchestrator.records.sweep_dir import sweep_dir
 
     trials, name, console = request.plan.trials, request.plan.sweep.name, console_here()
     log = request.detach()
@@ -293,7 +293,7 @@ def controller(
 
     from orchestrator.cli.render import progress
     from orchestrator.records import processes
-    from orchestrator.records.trial_dir import SweepDir
+    from orchestrator.records.sweep_dir import SweepDir
     from orchestrator.submit import submission
 
     if dies_with is not None:

@@ -35,7 +35,7 @@ def _send_report(sweep: str | None, runs: Path, tracking_uri: str | None) -> Non
 
     A tracker that was not sent anything of the sweep gets nothing.
     """
-    from orchestrator.records.trial_dir import sweep_dir
+    from orchestrator.records.sweep_dir import sweep_dir
     from orchestrator.tracking import sync_state
     from orchestrator.tracking.exporter_process import exporting
     from orchestrator.tracking.sweep_report import read_report

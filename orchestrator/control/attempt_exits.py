@@ -17,15 +17,12 @@ from orchestrator.control.trial_state import (
     submission_of,
 )
 from orchestrator.records import storage_errors
+from orchestrator.records.attempt_dir import AttemptDir
+from orchestrator.records.json_files import remove_temporary, write_json
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.snapshot import TrialRecord
-from orchestrator.records.trial_dir import (
-    WRITTEN_BY_OTHERS,
-    AttemptDir,
-    TrialDir,
-    remove_temporary,
-    write_json,
-)
+from orchestrator.records.sweep_dir import WRITTEN_BY_OTHERS
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.gpu_sharing import max_enlargements
 

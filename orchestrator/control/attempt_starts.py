@@ -14,9 +14,9 @@ from orchestrator.control.launcher_port import Launch, NotPlaced, SharedLauncher
 from orchestrator.control.status_publisher import StatusPublisher
 from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
 from orchestrator.records import storage_errors, units
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN
-from orchestrator.records.trial_dir import AttemptDir
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
 from orchestrator.scheduling.fair_share import Grant, SweepUsage

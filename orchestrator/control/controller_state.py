@@ -7,7 +7,7 @@ from orchestrator.control.launcher_port import Launcher
 from orchestrator.control.resource_estimator import ResourceEstimator
 from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
 from orchestrator.records.circuit_breaker import CircuitBreaker
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
 

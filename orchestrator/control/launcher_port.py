@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from orchestrator.control.failure_classifier import AttemptExit
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN, RankRequest
-from orchestrator.records.trial_dir import AttemptDir, TrialDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.scheduling.demand import Demand, Node, NodeGpus
 from orchestrator.scheduling.fair_share import Grant, SweepUsage
 from orchestrator.scheduling.interface import Running

@@ -25,10 +25,11 @@ from orchestrator.control.status import SweepStatus
 from orchestrator.control.status_publisher import StatusPublisher
 from orchestrator.records.circuit_breaker import CircuitBreaker
 from orchestrator.records.errors import BusyError
+from orchestrator.records.json_files import remove_temporary
 from orchestrator.records.locks import HEARTBEAT_S, ControllerLock
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.snapshot import SweepSnapshot
-from orchestrator.records.trial_dir import WRITTEN_BY_OTHERS, SweepDir, remove_temporary
+from orchestrator.records.sweep_dir import WRITTEN_BY_OTHERS, SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialState
 
 LOG = logging.getLogger(__name__)

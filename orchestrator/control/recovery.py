@@ -4,8 +4,9 @@ from collections.abc import Iterable
 
 from orchestrator.control.controller_state import ControllerState
 from orchestrator.control.trial_state import ManagedTrial, next_attempt_reason, submission_of
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.snapshot import TrialRecord
-from orchestrator.records.trial_dir import AttemptDir, TrialDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Outcome
 
 

@@ -12,11 +12,13 @@ from typing import Any
 
 from orchestrator.records.errors import StoreError
 from orchestrator.records.liveness import is_alive, living
-from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.records.units import plural
 
 WITH_ALL = "cancelled with the whole sweep: ask for all of it"
+"""Why a single trial of a sweep that was cancelled as a whole is not retried."""
 
 
 @dataclass(frozen=True, kw_only=True)

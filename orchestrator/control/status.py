@@ -18,7 +18,8 @@ from orchestrator.records.liveness import is_alive, living
 from orchestrator.records.locks import STALE_S
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.snapshot import TrialRecord
-from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
 from orchestrator.records.varied_settings import trial_labels
 

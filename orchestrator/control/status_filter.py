@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.control.status import SweepStatus
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.varied_settings import flat_settings
 
 FIELDS = ("trial_id", "architecture", "preset", "seed", "state", "attempt", "outcome")
@@ -55,12 +55,14 @@ def select(
     kept = (
         trial
         for trial, fact in zip(status.trials, facts, strict=True)
-        if all(any(_is(fact.get(key), text) for text in texts) for key, texts in wanted.items())
+        if all(
+            any(_matches(fact.get(key), text) for text in texts) for key, texts in wanted.items()
+        )
     )
     return replace(status, trials=tuple(kept))
 
 
-def _is(value: Any, text: str) -> bool:
+def _matches(value: Any, text: str) -> bool:
     """Whether a value is what the text says: 3e-3 is 0.003, and on is true."""
     if value is None:
         return text.lower() in ("", "none", "null")

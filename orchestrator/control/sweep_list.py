@@ -7,7 +7,7 @@ from pathlib import Path
 from orchestrator.control.status import QueueReasons, SweepStatus, status_from_disk
 from orchestrator.control.terminal_text import printable
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
 

@@ -15,8 +15,9 @@ from orchestrator.control.launcher_port import Launch
 from orchestrator.control.retry_policy import PastAttempt
 from orchestrator.control.status import TrialStatus
 from orchestrator.records import storage_errors
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.snapshot import TrialRecord
-from orchestrator.records.trial_dir import AttemptDir, TrialDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, canonical_json
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.gpu_sharing import max_enlargements

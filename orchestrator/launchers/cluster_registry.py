@@ -49,16 +49,19 @@ class ClusterRegistry:
         self._seen: dict[str, tuple[bytes, float]] = {}
         """Entries of all sweeps, and since when each has not changed."""
         self._beat = 0
+        """Number of the last exchange: so an entry changes even where the usage does not."""
         self._started = 0
+        """Trials that this sweep had started at the last exchange."""
         self._turn = 0
+        """As in `SweepUsage`."""
 
-    def exchange(self, standing: SweepUsage) -> tuple[SweepUsage, list[SweepUsage]]:
+    def exchange(self, usage: SweepUsage) -> tuple[SweepUsage, list[SweepUsage]]:
         """Write this sweep's entry; return it, with name and turn, and the other live sweeps'."""
         others = self._others()
-        if standing.started > self._started:
-            self._started = standing.started
+        if usage.started > self._started:
+            self._started = usage.started
             self._turn = 1 + max(self._turn, *(other.turn for other in others), 0)
-        own = replace(standing, sweep=self._sweep, turn=self._turn)
+        own = replace(usage, sweep=self._sweep, turn=self._turn)
         self._beat += 1
         self._store.put(self._sweep, json.dumps({"beat": self._beat, **asdict(own)}).encode())
         return own, others

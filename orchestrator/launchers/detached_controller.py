@@ -18,7 +18,7 @@ from pathlib import Path
 from orchestrator.records import storage_errors
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import BusyError, StoreError
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 RESTARTS = 20
 """How often a controller is restarted on one node: one that a signal ended, that found another

@@ -16,7 +16,7 @@ from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, kill_and_wait
 from orchestrator.records.rank_registry import TRAIN
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
 
@@ -117,8 +117,7 @@ class DebugLauncher:
         if launch.ranks > 1:
             raise ExperimentError(
                 f"trial {launch.trial_id}: needs {launch.ranks} ranks and the debug launcher is "
-                "one process; "
-                "set resources.ranks to 1, or use --launcher process"
+                "one process; set resources.ranks to 1, or use --launcher process"
             )
         (request,) = launch.rank_requests(launch.gpu_ids)
         reporter = RankReporter(request)
@@ -169,10 +168,12 @@ def local_node(cpus: int | None, gpus: int | None) -> Node:
 
 
 def rank_environment(sweep: SweepDir, code: Path | None = None) -> dict[str, str]:
-    """Return the variables of every process of a sweep: its mark, compile caches and code.
+    """Return the environment variables of every process of a sweep.
+
+    They name the sweep, by which its processes are recognised, the compile caches and the code.
 
     Args:
-        sweep: Whose processes.
+        sweep: The sweep that the processes belong to.
         code: Folder to import from (`code_snapshot.take`); None: where this program is.
     """
     compiled = sweep.path.absolute() / "compiled"

@@ -49,7 +49,7 @@ from orchestrator.node.fork_server_process import START_TIMEOUT_S
 from orchestrator.node.hardware import usable_cores
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN, registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.scheduling.demand import Node
 from orchestrator.scheduling.fair_share import SweepUsage, grant
 
@@ -190,7 +190,7 @@ class RayLauncher:
         self._supervisors.refresh()
         return tuple(supervisor.node for supervisor in self._supervisors.ready.values())
 
-    def exchange_usage(self, standing: SweepUsage) -> SharedUsage:
+    def exchange_usage(self, usage: SweepUsage) -> SharedUsage:
         """Exchange usage with the other sweeps of the cluster, and look up what is really free."""
         starting = self._supervisors.starting
         if self._registry is None:
@@ -198,7 +198,7 @@ class RayLauncher:
         changed_s = time.monotonic() - self._supervisors.changed_at
         nodes = [supervisor.node for supervisor in self._supervisors.ready.values()]
         own, others = self._registry.exchange(
-            replace(standing, priority=self._priority, weight=self._weight)
+            replace(usage, priority=self._priority, weight=self._weight)
         )
         granted = grant(
             own,

@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError
 from orchestrator.launchers.detached_controller import DetachedController
 from orchestrator.launchers.ray_connect import death_reason, first_line, join
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 
 class _DetachedControllerActor(DetachedController):

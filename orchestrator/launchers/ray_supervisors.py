@@ -21,7 +21,7 @@ from orchestrator.node.supervisor import NodeSupervisor
 from orchestrator.records.code_snapshot import disagreement, pinned
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.scheduling.demand import Node
 
 LOG = logging.getLogger(__name__)

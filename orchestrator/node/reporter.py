@@ -21,10 +21,10 @@ from orchestrator.node.start_times import StartTimes
 from orchestrator.node.system_metrics import SystemSampler
 from orchestrator.records import storage_errors
 from orchestrator.records.journal import Journal
+from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import Fenced
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import RankRequest, registered
-from orchestrator.records.trial_dir import write_json
 
 LOG = logging.getLogger(__name__)
 LOG_S = 5.0

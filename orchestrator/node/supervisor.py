@@ -43,8 +43,8 @@ CHECK_S = 1.0
 
 
 @dataclass(kw_only=True)
-class _RunningAttempt:
-    """The ranks of one attempt."""
+class _AttemptRanks:
+    """The ranks of one attempt on this node."""
 
     launch: Launch
     hang_detector: HangDetector
@@ -140,7 +140,7 @@ class NodeSupervisor:
         """
         self._clock = clock
         self._shares_gpus = shares_gpus
-        self._attempts: dict[str, _RunningAttempt] = {}
+        self._attempts: dict[str, _AttemptRanks] = {}
         self._exits: list[AttemptExit] = []
         self._oom = OomKillCounter(clock)
         self._capped_at = clock()
@@ -178,7 +178,7 @@ class NodeSupervisor:
             self._fork_server.replace()
         self._fork_server.wait_until_ready()
         sees_all = len(launch.local_ranks) == launch.ranks
-        attempt = self._attempts[launch.key] = _RunningAttempt(
+        attempt = self._attempts[launch.key] = _AttemptRanks(
             launch=launch, hang_detector=HangDetector(launch.hang_after_s, sees_all=sees_all)
         )
         for request in launch.rank_requests(gpu_ids):
@@ -277,7 +277,7 @@ class NodeSupervisor:
             else:
                 self._rank_ended(attempt, rank, int(event["code"]))
 
-    def _rank_ended(self, attempt: _RunningAttempt, rank: int, code: int) -> None:
+    def _rank_ended(self, attempt: _AttemptRanks, rank: int, code: int) -> None:
         attempt.exit_codes[rank] = code
         killed_by_others = code == -signal.SIGKILL and rank not in attempt.killed
         if killed_by_others and self._oom.just_killed():
@@ -300,14 +300,14 @@ class NodeSupervisor:
             )
         )
 
-    def _end(self, attempt: _RunningAttempt, now: float) -> None:
+    def _end(self, attempt: _AttemptRanks, now: float) -> None:
         """Ask the ranks that are left for their stacks; they are killed when these are written."""
         if attempt.asked_at is None:
             attempt.asked_at = now
             attempt.killed.update(attempt.left)
             self._signal(attempt, STACKS_SIGNAL)
 
-    def _kill_when_dumped(self, attempt: _RunningAttempt, now: float) -> None:
+    def _kill_when_dumped(self, attempt: _AttemptRanks, now: float) -> None:
         stacks = {rank: attempt.readers[rank].stacks() for rank in attempt.left}
         # A dump has no end mark; one that has not grown since the last look is whole.
         whole = stacks == attempt.stacks and all(stacks.values())
@@ -318,7 +318,7 @@ class NodeSupervisor:
             attempt.write_stacks()
             self._signal(attempt, signal.SIGKILL)
 
-    def _signal(self, attempt: _RunningAttempt, number: signal.Signals) -> None:
+    def _signal(self, attempt: _AttemptRanks, number: signal.Signals) -> None:
         for rank in attempt.left:
             key = f"{attempt.launch.key}/{rank}"
             self._fork_server.send({"signal": key, "number": int(number)})

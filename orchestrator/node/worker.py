@@ -26,9 +26,10 @@ from orchestrator.node.exception_outcome import exception_outcome, short_gpu_mem
 from orchestrator.node.progress_board import ProgressWriter
 from orchestrator.node.reporter import RankReporter, StopFlag, stops_on_signal
 from orchestrator.records import provenance, storage_errors
+from orchestrator.records.attempt_dir import AttemptDir
+from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import TrialLock
 from orchestrator.records.rank_registry import RankRequest, register
-from orchestrator.records.trial_dir import AttemptDir, write_json
 from orchestrator.records.trial_spec import GPU_PEAK, RSS_PEAK, Outcome, TrialSpec
 
 LOG = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Literal
 from orchestrator.planning.pricing import PlannedTrial
 from orchestrator.records.errors import StoreError
 from orchestrator.records.snapshot import AttemptRecord, JsonObject
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 _TEXT = re.compile(r"(?P<before>[^\w\s.,/+-]?)(?P<amount>\d+(\.\d+)?)/(?P<unit>gpu|core)-hour")
 

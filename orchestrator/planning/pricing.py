@@ -24,7 +24,7 @@ from orchestrator.planning.runtime_prior import (
 from orchestrator.records import liveness
 from orchestrator.records.errors import StoreError
 from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import (
     Resources,
     TrialSpec,

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.records.errors import StoreError
 from orchestrator.records.snapshot import SweepSnapshot
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 
 GUESS_GPU_FLOPS_PER_SECOND = 2.0e13

@@ -24,8 +24,9 @@ from typing import Any
 
 import orchestrator
 from orchestrator.records.errors import StoreError
+from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.provenance import git_state
-from orchestrator.records.trial_dir import TEMPORARY_CODE, SweepDir, read_json, write_json
+from orchestrator.records.sweep_dir import TEMPORARY_CODE, SweepDir
 
 COPIED = ("orchestrator", "workloads")
 """What controller and ranks import. Nothing else of a checkout runs during a sweep."""

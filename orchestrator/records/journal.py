@@ -1,15 +1,15 @@
-"""Journal writer: whole lines, in order, nothing lost to a SIGKILL.
-
-`trial_dir.AttemptDir.lines` reads it.
-"""
+"""Journal of an attempt: whole lines, in order, nothing lost to a SIGKILL."""
 
 import errno
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from orchestrator.records.errors import StoreError
 
 
 class Journal:
@@ -65,3 +65,47 @@ class Journal:
                 errno.ENOSPC,
                 f"{self._path}: the disk took {written} of {len(line)} bytes; free some space",
             )
+
+
+@dataclass(frozen=True)
+class JournalLine:
+    """One complete line of a journal."""
+
+    t: int
+    """Milliseconds since 1970, when it was measured."""
+    step: int | None
+    metrics: Mapping[str, float]
+    event: Mapping[str, Any] | None
+    end_offset: int
+    """Byte offset just after this line."""
+
+
+def read_lines(path: Path, offset: int = 0) -> Iterator[JournalLine]:
+    """Yield the complete lines from byte `offset` on, without a torn last one.
+
+    Raises:
+        StoreError: If a complete line is not valid.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(offset)
+        for raw in file:
+            if not raw.endswith(b"\n"):
+                return
+            offset += len(raw)
+            try:
+                record = json.loads(raw)
+                yield JournalLine(
+                    t=int(record["t"]),
+                    step=record.get("step"),
+                    metrics=record.get("metrics", {}),
+                    event=record if "event" in record else None,
+                    end_offset=offset,
+                )
+            except (ValueError, KeyError, TypeError) as error:
+                raise StoreError(
+                    f"{path}: bad line before byte {offset} ({error}); delete that line"
+                ) from error

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records.json_files import read_json
 from orchestrator.records.locks import STALE_S
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import read_json
 
 FIRST_LOOK_S = 5.0
 """How long a first look at another machine's controller waits for its next heartbeat."""

@@ -20,15 +20,10 @@ from typing import Any
 
 from orchestrator.records import storage_errors
 from orchestrator.records.errors import BusyError, StoreError
+from orchestrator.records.json_files import read_json, remove_temporary, write_json
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import (
-    TEMPORARY_CODE,
-    SweepDir,
-    TrialDir,
-    read_json,
-    remove_temporary,
-    write_json,
-)
+from orchestrator.records.sweep_dir import TEMPORARY_CODE, SweepDir
+from orchestrator.records.trial_dir import TrialDir
 
 LOCK_FILE = "controller.lock"
 HEARTBEAT_S = 1.0

@@ -5,8 +5,9 @@ import os
 import time
 from collections.abc import Callable, Iterator
 
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.errors import NotFoundError
-from orchestrator.records.trial_dir import AttemptDir, TrialDir
+from orchestrator.records.trial_dir import TrialDir
 
 CHUNK_BYTES = 1 << 16
 

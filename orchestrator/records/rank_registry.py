@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import AttemptDir, TrialDir
+from orchestrator.records.trial_dir import TrialDir
 
 TRAIN = "orchestrator.node.worker:train"
 """The job function that trains."""

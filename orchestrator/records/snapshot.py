@@ -35,7 +35,7 @@ class AttemptRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """One trial's small files; `trial_dir` says what each of them holds."""
+    """One trial's small files; `sweep_dir` says what each of them holds."""
 
     path: Path
     spec_source: JsonObject | TrialSpec | None

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.records import unstarted_specs
-from orchestrator.records.trial_dir import SweepDir, write_text
+from orchestrator.records.json_files import write_text
+from orchestrator.records.sweep_dir import SweepDir
 
 LOG = logging.getLogger(__name__)
 FILE = "statuses.jsonl"

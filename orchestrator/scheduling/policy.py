@@ -101,7 +101,7 @@ def decide(cluster: ClusterState, queue: WaitQueue, now: float) -> Decision:
 
 
 def _class_next_in_line(classes: Sequence[DemandClass]) -> DemandClass:
-    """Return whose first trial is next in line: of the largest demands the longest."""
+    """Return the class whose first trial is next in line: the longest of the largest demands."""
     largest = takewhile(lambda one: one.rank == classes[0].rank, classes)
     return min(largest, key=lambda one: longest_first(one.entries[0]))
 
@@ -138,6 +138,7 @@ class _DecisionDraft:
     def start(
         self, waiting: DemandClass, entry: QueueEntry, allocation: Allocation, *, outlasts: bool
     ) -> None:
+        """Start a trial of a class; `outlasts`: its predicted end is after the reserved start."""
         self.capacity.take(allocation, outlasts=outlasts)
         sweep = waiting.sweep
         self._usage[sweep] += HeldResources.of(allocation)

@@ -14,7 +14,7 @@ from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.records.errors import BusyError
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.rank_registry import TRAIN
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
 from orchestrator.scheduling.demand import Demand
 

@@ -28,7 +28,7 @@ from orchestrator.node.supervisor import STOP_TIMEOUT_S
 from orchestrator.records.errors import BusyError
 from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import TRAIN, registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialState
 from orchestrator.scheduling.demand import Demand
 

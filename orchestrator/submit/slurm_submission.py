@@ -15,7 +15,7 @@ from orchestrator.launchers.slurm.commands import Partition, SlurmError
 from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.rank_registry import TRAIN
-from orchestrator.records.trial_dir import SweepDir, sweep_dir
+from orchestrator.records.sweep_dir import SweepDir, sweep_dir
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.scheduling.demand import Demand
 from orchestrator.submit import slurm_direct, slurm_pilot

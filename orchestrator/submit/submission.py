@@ -20,17 +20,12 @@ from orchestrator.launchers.slurm import job_records
 from orchestrator.planning.pricing import Plan
 from orchestrator.records import code_snapshot, liveness
 from orchestrator.records.errors import BusyError, StoreError
+from orchestrator.records.json_files import flush_file_system, write_json, write_text
 from orchestrator.records.locks import submitting
 from orchestrator.records.provenance import redacted_argv
 from orchestrator.records.snapshot import SweepSnapshot
-from orchestrator.records.trial_dir import (
-    SweepDir,
-    TrialDir,
-    flush_file_system,
-    sweep_dir,
-    write_json,
-    write_text,
-)
+from orchestrator.records.sweep_dir import SweepDir, sweep_dir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.submit.stop_signals import stop_signals
 from orchestrator.sweep.expansion import recorded_inputs

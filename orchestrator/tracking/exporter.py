@@ -21,8 +21,9 @@ from typing import IO
 
 from orchestrator.records import storage_errors
 from orchestrator.records.errors import StoreError
+from orchestrator.records.json_files import remove_temporary
 from orchestrator.records.locks import locked
-from orchestrator.records.trial_dir import SweepDir, remove_temporary
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.tracking import sync_state
 from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.sync_sweep import SweepSync

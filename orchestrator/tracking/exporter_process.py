@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.records.code_snapshot import with_code
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.tracking import sync_state
 from orchestrator.tracking.tracking_uri import default_tracking_uri
 

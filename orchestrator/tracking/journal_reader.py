@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import AttemptDir, JournalLine
+from orchestrator.records.journal import JournalLine
 
 LOG = logging.getLogger(__name__)
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from orchestrator.control import retry_requests
 from orchestrator.control.retry_requests import RetryRequest
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import SweepDir, TrialDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import run_schema, sync_state
 from orchestrator.tracking.mlflow_client import TrackedRun, TrackedSweep, TrackingClient

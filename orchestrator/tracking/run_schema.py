@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 from orchestrator.tracking.journal_reader import Point, metric_name
 from orchestrator.tracking.trial_view import TrialView

@@ -6,7 +6,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir
+from orchestrator.records.attempt_dir import AttemptDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 from orchestrator.tracking import run_schema, sweep_report, sync_state
 from orchestrator.tracking.corpus_dataset import trial_datasets

@@ -14,8 +14,10 @@ from itertools import islice
 from typing import Any
 
 from orchestrator.control import retry_requests
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 from orchestrator.records.varied_settings import trial_labels
 from orchestrator.tracking import mlflow_page, run_schema, sync_state

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.records.trial_dir import AttemptDir, TrialDir
+from orchestrator.records.attempt_dir import AttemptDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialState
 
 STATUSES = {

@@ -44,9 +44,10 @@ from typing import Any
 import psutil
 
 from orchestrator.launchers.ray_embedded import SETTINGS
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.processes import ProcessId, pids_with_environment, pids_writing_below
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import AttemptDir, SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, Retries, TrialSpec
 from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.tracking_uri import default_tracking_uri

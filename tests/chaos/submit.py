@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.control.loop import Controller
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.tracking.exporter_process import exporting
 
 JOB = f"{Path(__file__).with_name('job.py')}:run"

@@ -50,7 +50,7 @@ def test_storage_fails_while_the_flag_is_there_and_nowhere_else(tmp_path):
     code = """
 import sys, os, errno
 from pathlib import Path
-from orchestrator.records.trial_dir import read_json, write_json
+from orchestrator.records.json_files import read_json, write_json
 flag, folder = map(Path, sys.argv[1:])
 open_file = os.open(folder / "journal", os.O_WRONLY | os.O_CREAT)
 for name in ("", "EIO", "", "ESTALE"):

@@ -15,7 +15,7 @@ import pytest
 import analysis
 from orchestrator.cli.app import make_plan
 from orchestrator.control.status import NO_CONTROLLER, status_from_disk
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialState, identity_difference
 from orchestrator.tracking import sync_state
 

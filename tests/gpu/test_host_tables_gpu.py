@@ -106,9 +106,15 @@ def test_three_optimizer_steps_have_the_bits_of_a_table_on_the_device(
 ):
     monkeypatch.setattr(host_offload, "DIRECT_READS", 0)
     config = TrainConfig(
-        tokens=8, batch_tokens=8, seq_len=8, lr=0.1, value_weight_decay=0.1, grad_clip=0.5,
-        table_optimizer=name, table_precision=precision,
-    )  # fmt: skip
+        tokens=8,
+        batch_tokens=8,
+        seq_len=8,
+        lr=0.1,
+        value_weight_decay=0.1,
+        grad_clip=0.5,
+        table_optimizer=name,
+        table_precision=precision,
+    )
     found = []
     for on_host in (False, True):
         reader = Reader(500, width, on_host=on_host, dtype=torch.float32)

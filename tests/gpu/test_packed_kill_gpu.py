@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
 pytestmark = [

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from orchestrator.node import mps
-from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialState
 
 pytest.importorskip("ray")

@@ -271,9 +271,14 @@ def test_a_step_only_queues_work_and_takes_no_dense_gradient(name, clip, precisi
     with torch.no_grad():
         model.table.weight.normal_()
     config = TrainConfig(
-        tokens=8, batch_tokens=8, seq_len=8, lr=0.1,
-        table_optimizer=name, table_clip=clip, table_precision=precision,
-    )  # fmt: skip
+        tokens=8,
+        batch_tokens=8,
+        seq_len=8,
+        lr=0.1,
+        table_optimizer=name,
+        table_clip=clip,
+        table_precision=precision,
+    )
     optimizer = Optimizer(model, config)
     assert isinstance(model.table.sparse_gradient, SparseGradient)
     ids = torch.randint(200_000, (64, 32), device="cuda")

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import AttemptDir, SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
 from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.tracking_uri import default_tracking_uri

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.records.rank_registry import TRAIN
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
 pytestmark = pytest.mark.integration
@@ -238,9 +238,19 @@ def test_the_installed_wheel_works_in_another_folder(tmp_path):
     )
     built = tmp_path / "dist"
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(built), str(source)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            str(built),
+            str(source),
+        ],
+        check=True,
+        capture_output=True,
+    )
     site = tmp_path / "site"
     [wheel] = built.glob("*.whl")
     subprocess.run(
@@ -262,9 +272,17 @@ def test_the_installed_wheel_works_in_another_folder(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
 
     where = subprocess.run(
-        [sys.executable, "-c", "import orchestrator, workloads, analysis; print(orchestrator.__file__, workloads.__file__, analysis.__file__)"],
-        cwd=elsewhere, env=environment, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "import orchestrator, workloads, analysis; print(orchestrator.__file__, workloads.__file__, analysis.__file__)",
+        ],
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     plan = subprocess.run(
         [str(site / "bin" / "memscale"), "plan", "quickstart"],
         cwd=elsewhere,

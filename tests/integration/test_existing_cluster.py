@@ -24,7 +24,7 @@ from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.launchers.ray import RayLauncher
 from orchestrator.records.processes import pids_writing_below
 from orchestrator.records.rank_registry import TRAIN, registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.fair_share import SweepUsage

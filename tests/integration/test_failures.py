@@ -16,7 +16,7 @@ import pytest
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.records import logs
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Logging, Retries, TrialState
 
 # The sweep that all share takes most of a minute, and minutes where the machine has other work.

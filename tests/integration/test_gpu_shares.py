@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.node import mps, supervisor
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.control.launcher_port import SharedUsage
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.scheduling.fair_share import Amounts, Grant
 from orchestrator.sweep.load import load_sweep
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.node import mps
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from workloads.checkpoint import checkpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

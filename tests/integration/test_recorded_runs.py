@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import analysis
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep import registry
 from orchestrator.sweep.load import load_sweep
 

@@ -19,7 +19,7 @@ from orchestrator.launchers import ray as ray_cluster
 from orchestrator.launchers.ray import RayLauncher
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, pids_with_environment
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec
 
 pytestmark = pytest.mark.integration

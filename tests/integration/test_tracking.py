@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from orchestrator.cli import app, mlflow_server
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
+from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import read_json, write_json
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking.corpus_dataset import trial_datasets
 from orchestrator.tracking.exporter_process import ExporterProcess, exporting
@@ -223,7 +223,7 @@ def test_no_exporter_survives_its_parent(runs, sweep):
     submitted(sweep, 1)
     parent = (
         "import sys, time; from pathlib import Path\n"
-        "from orchestrator.records.trial_dir import SweepDir; from orchestrator.tracking.exporter_process import ExporterProcess\n"
+        "from orchestrator.records.sweep_dir import SweepDir; from orchestrator.tracking.exporter_process import ExporterProcess\n"
         f"print(ExporterProcess(SweepDir(Path({str(sweep.disk.path)!r}))).pid, flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)

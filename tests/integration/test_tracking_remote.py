@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.tracking.exporter_process import ExporterProcess, exporting
 
 pytestmark = pytest.mark.integration

@@ -24,7 +24,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 def fit_power_law(x, y, **options):
     runs = {"x": x, "loss": y}
-    return fit_law(PowerLaw(), runs, accept=ALL_KINDS, **options)  # fmt: skip
+    return fit_law(PowerLaw(), runs, accept=ALL_KINDS, **options)
 
 
 def fit_saturating(x, y, **options):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.control import node_exclusion
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import SweepDir, sweep_dir
+from orchestrator.records.sweep_dir import SweepDir, sweep_dir
 from orchestrator.scheduling.demand import Node
 
 RUNS = Path(tempfile.gettempdir()) / "runs"

@@ -86,7 +86,7 @@ def test_no_class_name_is_defined_twice():
         for folder in package.__path__:
             for file in sorted(Path(folder).rglob("*.py")):
                 for node in ast.parse(file.read_text(encoding="utf-8")).body:
-                    if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    if isinstance(node, ast.ClassDef):
                         found.setdefault(node.name, []).append(str(file))
 
     twice = {name: files for name, files in found.items() if len(files) > 1}

@@ -20,10 +20,10 @@ class Sampling:
     temperature: float = 0.0
     """What logits are divided by; 0 is greedy."""
     top_k: int | None = None
-    """Draw from as many most probable tokens; None is all."""
+    """Draw from this many most probable tokens; None is all."""
     top_p: float | None = None
-    """Draw from the fewest most probable tokens that have this probability together (Holtzman et
-    al. 2020, arXiv 1904.09751); None is all."""
+    """Draw from the fewest most probable tokens that together have this probability (nucleus
+    sampling, Holtzman et al. 2020, arXiv 1904.09751); None is all."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -69,7 +69,7 @@ def choose(
     sampling: Sampling,
     uniform: Float[Tensor, " batch"],
 ) -> Int[Tensor, " batch"]:
-    """Return the next token of every sequence; where two are equal, the lower id comes first.
+    """Return the next token of every sequence. Of equal logits, that of the lower id comes first.
 
     Args:
         logits: Of the next token.

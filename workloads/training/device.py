@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from workloads.distributed.process_group import RankGroup
+from workloads.field_error import FieldError
 
 MAX_CPU_LOGITS = 6_000_000
 """Logits of one forward pass on a CPU: 24 MB, reusable memory that mostly fits a cache. See
@@ -24,13 +25,14 @@ def pick(name: str, *, rank: int) -> torch.device:
     Ranks take the visible GPUs in turn.
 
     Raises:
-        ValueError: If the name is unknown, or asks for a GPU where there is none.
+        FieldError: If the name is unknown, or asks for a GPU where there is none.
     """
     if name not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"device must be auto, cpu or cuda, got {name!r}")
+        raise FieldError("device", "must be auto, cpu or cuda", repr(name))
     visible = torch.cuda.device_count() if name != "cpu" and torch.cuda.is_available() else 0
     if name == "cuda" and not visible:
-        raise ValueError("device: cuda was asked for, but torch sees no GPU; use auto or cpu")
+        rule = ": cuda was asked for, but torch sees no GPU"
+        raise FieldError("device", rule, fix="use auto or cpu")
     return torch.device("cuda", rank % visible) if visible else torch.device("cpu")
 
 

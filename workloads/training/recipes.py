@@ -7,6 +7,7 @@ What a source does not state is said in `source`, together with what stands in f
 the sources' own; on a small machine write smaller ones.
 """
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,9 +46,9 @@ _MEMORY_LAYERS = (
 )
 _MEMORY_CODE = (
     "the released code's 373M configuration (github.com/facebookresearch/memory): linear to 1 % "
-    "after 4,000 of 128,000 steps, values decayed like the rest, sequences of 4,096; it does not "
+    "after 4,000 of 128,000 steps, values decayed like the rest, sequences of 4,096. It does not "
     "say how many GPUs: 2,048 sequences a step is the power of two nearest to 1e12 tokens in "
-    "128,000 steps"
+    "128,000 steps."
 )
 
 
@@ -65,8 +66,8 @@ def _memory_layers(lr: float, *, stated: str) -> Recipe:
             batch_tokens=8_388_608,
             seq_len=4_096,
         ),
-        source=f"{_MEMORY_LAYERS}: {stated}. Not stated there: all else, for which stands "
-        f"{_MEMORY_CODE}. Values learn at 1e-3 whatever the backbone does, the code's default. "
+        source=f"{_MEMORY_LAYERS}: {stated}. All else is not stated there. For it stands "
+        f"{_MEMORY_CODE} Values learn at 1e-3 whatever the backbone does, the code's default. "
         "The code decays norms, biases and embeddings too, here they are not.",
         tokens=1_000_000_000_000,
     )
@@ -85,10 +86,11 @@ def _ultramem(lr: float) -> Recipe:
             seq_len=2_048,
         ),
         source="Huang et al. 2024, Ultra-Sparse Memory Network (arXiv 2411.12364): learning rate "
-        "of this size, weight decay 0.1, 2,048 sequences of 2,048 tokens, 238,418 steps, values "
-        "from 10 times the rate down to 1 in a straight line. Not in what we read: how long that "
-        "line is (here the whole run, as in the code released with UltraMemV2), warm-up and "
-        "schedule (here 2 % and cosine to a tenth), betas, clipping, whether values are decayed.",
+        "of this size, weight decay 0.1, 2,048 sequences of 2,048 tokens, 238,418 steps. Values "
+        "go from 10 times the rate down to 1 in a straight line. Not in what we read: how long "
+        "that line is (here the whole run, as in the code released with UltraMemV2), warm-up, "
+        "schedule (here 2 % and cosine to a tenth). Betas, clipping, and whether values are "
+        "decayed are not there either.",
         tokens=238_418 * 4_194_304,
     )
 
@@ -104,9 +106,9 @@ def _pythia(lr: float, *, remark: str = "") -> Recipe:
             seq_len=2_048,
         ),
         source="Biderman et al. 2023, Pythia (arXiv 2304.01373) and its configuration files "
-        "(version 1): Adam with decoupled decay, none on norms and biases, 1 % warm-up, cosine "
-        f"to a tenth, 1,024 sequences of 2,048 tokens, 143,000 steps.{remark} Embeddings are "
-        "decayed there, here not. There in fp16 (1B: bf16); precision is left to `auto`.",
+        "(version 1): Adam with decoupled decay, none on norms and biases. It has 1 % warm-up, "
+        f"cosine to a tenth, 1,024 sequences of 2,048 tokens, 143,000 steps.{remark} Embeddings "
+        "are decayed there, here not. There in fp16 (1B: bf16); precision is left to `auto`.",
         tokens=143_000 * 2_097_152,
     )
 
@@ -149,8 +151,8 @@ RECIPES: dict[str, Recipe] = {
             seq_len=4_096,
         ),
         source="github.com/facebookresearch/memory, configuration pkplus_373m_1024k: learning "
-        f"rate 1e-4 (the paper says 3e-4 at this size), values 1e-3; {_MEMORY_CODE}. Norms, "
-        "biases and embeddings are decayed there, here not.",
+        f"rate 1e-4 (the paper says 3e-4 at this size), values 1e-3. The rest is from "
+        f"{_MEMORY_CODE} Norms, biases and embeddings are decayed there, here not.",
         tokens=128_000 * 8_388_608,
     ),
     "pkm_2019": Recipe(
@@ -236,8 +238,8 @@ RECIPES: dict[str, Recipe] = {
             seq_len=4_096,
         ),
         source="Huang et al. 2025, UltraMemV2 (arXiv 2508.18756) and its released script for 227M "
-        "of 1.2B: values from 4 times the rate to 1 over the whole run, 1e10 of 5e11 tokens "
-        "warm-up, 768 sequences. The paper finds a constant 1 better from 1.4e12 tokens on. Not "
+        "of 1.2B: values from 4 times the rate to 1 over the whole run. It has 1e10 of 5e11 tokens "
+        "warm-up and 768 sequences. The paper finds a constant 1 better from 1.4e12 tokens on. Not "
         "stated: learning rate, sequence length, final rate and betas, for which stand those of "
         "its OLMoE comparison; whether values are decayed (here like the rest).",
         tokens=500_000_000_000,
@@ -273,8 +275,8 @@ RECIPES: dict[str, Recipe] = {
             seq_len=1_024,
         ),
         source="An independent replication of Memory+ (github.com/re133/sparse-memory-lm, "
-        "smlm/train.py and its report): AdamW 6e-4, values 2.4e-3 without decay, clipped apart, "
-        "5 % warm-up, cosine to a tenth, 32 sequences of 1,024, 5e8 tokens of Wikipedia. "
+        "smlm/train.py and its report): AdamW 6e-4, values 2.4e-3 without decay, clipped apart. "
+        "It has 5 % warm-up, cosine to a tenth, 32 sequences of 1,024, 5e8 tokens of Wikipedia. "
         "Everything is stated.",
         tokens=500_000_000,
     ),
@@ -334,8 +336,8 @@ RECIPES: dict[str, Recipe] = {
             seq_len=256,
         ),
         source="Sukhbaatar et al. 2019, Augmenting Self-attention with Persistent Memory (arXiv "
-        "1907.01470), released WikiText-103 script: Adam 2.5e-4, 8,000 steps warm-up, 800,000 "
-        "steps of 64 sequences of 256, clip 1, then 50,000 steps at a tenth. Differs: that drop "
+        "1907.01470), released WikiText-103 script: Adam 2.5e-4, 8,000 steps warm-up, clip 1. It "
+        "takes 800,000 steps of 64 sequences of 256, then 50,000 at a tenth. Differs: that drop "
         "is a straight line here; dropout 0.3, adaptive span and a cache of 2,048 earlier tokens "
         "are missing; betas are taken for PyTorch's. Its character-level runs use Adagrad (0.07, "
         "clip 0.03, 32,000 steps warm-up, 64 sequences of 512), which AdamW cannot express.",
@@ -360,33 +362,38 @@ COLUMNS = (
 """Of tables of recipes: the name, then `cells`."""
 
 
+_PAGE = """\
+# Training recipes
+
+`train: {{recipe: pythia_70m, tokens: 1_000_000_000}}` takes from the recipe what is not written;
+whatever is written wins. `recipe: null` in an entry takes back the base's. The numbers enter a
+trial's identity, the name does not. `memscale plan --recipes` prints this table. Batches are the
+sources' own: write smaller ones for a small machine.
+
+* values: learning rate of memory values over `lr`, where it falls from what to what.
+* schedule: with the last rate over the peak.
+* tokens there: of the source's own run; a recipe never sets `tokens`.
+
+{table}
+
+## Sources
+
+{sources}
+
+This page is written by `workloads/training/recipes.py`; change it there.
+"""
+
+
 def markdown() -> str:
     """Return docs/recipes.md, which a test compares with this."""
-    lines = [
-        "# Training recipes",
-        "",
-        "`train: {recipe: pythia_70m, tokens: 1_000_000_000}` takes from the recipe what is not "
-        "written; whatever is written",
-        "wins. `recipe: null` in an entry takes back the base's. The numbers enter a trial's "
-        "identity, the name does not.",
-        "`memscale plan --recipes` prints this table. Batches are the sources' own: write smaller "
-        "ones for a small machine.",
-        "",
-        "values: learning rate of memory values over `lr`, where it falls from what to what. "
-        "schedule: with the last rate over",
-        "the peak. tokens there: of the source's own run; a recipe never sets `tokens`.",
-        "",
-        f"| {' | '.join(COLUMNS)} |",
-        f"|{'---|' * len(COLUMNS)}",
-    ]
-    lines += [f"| {' | '.join((f'`{name}`', *cells(r)))} |" for name, r in RECIPES.items()]
-    lines += ["", "## Sources", ""]
-    lines += [
-        f"* {', '.join(f'`{name}`' for name in names)}: {source}"
+    table = [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
+    table += [f"| {' | '.join((f'`{name}`', *cells(r)))} |" for name, r in RECIPES.items()]
+    wrap = textwrap.TextWrapper(100, subsequent_indent="  ", break_on_hyphens=False)
+    sources = [
+        wrap.fill(f"* {', '.join(f'`{name}`' for name in names)}: {source}")
         for source, names in by_source().items()
     ]
-    lines += ["", "This page is written by `workloads/training/recipes.py`; change it there.", ""]
-    return "\n".join(lines)
+    return _PAGE.format(table="\n".join(table), sources="\n".join(sources))
 
 
 def by_source() -> dict[str, list[str]]:

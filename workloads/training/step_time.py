@@ -9,7 +9,8 @@ Request: `models` (sections `architecture` and fields), `train` (fields of Train
 `vocab_size`, and how a trial would run: `device` (auto, cpu or cuda), `n_threads`, `ranks`,
 `micro_batch_tokens`; `budget_s` says how many seconds of steps to time. Answer: `seconds`, per
 model a list with the seconds per step of every block, in the order in which the blocks took turns,
-`median_s` and `spread_s` per model, `device`, `n_threads`, `versions`; or `error`, a sentence.
+`median_s` and `spread_s` per model, `device`, `n_threads`, `versions`; or `error`, a sentence, and
+`fix`, what to write instead (empty where nothing is known).
 """
 
 import itertools
@@ -27,6 +28,7 @@ from typing import Any, TextIO
 
 import torch
 
+from workloads.field_error import message_and_fix
 from workloads.layers.modules.init import initialise
 from workloads.training import device
 from workloads.training.config import TrainConfig
@@ -144,7 +146,8 @@ def serve(requests: TextIO, answers: TextIO) -> None:
         except (ValueError, RuntimeError, ImportError) as error:
             # Whatever a model may raise is one line for whoever asked; the next request may be a
             # smaller one.
-            answer = {"error": str(error).splitlines()[0] if str(error) else type(error).__name__}
+            message, fix = message_and_fix(error)
+            answer = {"error": message.split("\n")[0] or type(error).__name__, "fix": fix}
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         answers.write(json.dumps(answer) + "\n")

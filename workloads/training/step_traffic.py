@@ -51,12 +51,12 @@ def step_traffic(
     """Return the bytes that a step moves at least.
 
     Args:
-        config: Of the architecture.
+        config: Config of the architecture.
         vocab_size: Token ids.
         train: Batch, sequence, and how tables are updated.
         precision: Type of matrix products.
         passes: Forward passes of a rank.
-        ranks: Of the trial.
+        ranks: Ranks of the trial.
         memory_ranks: How many of them hold one copy of the tables together.
         dense_sharded: Whether all else is sharded over the ranks.
     """

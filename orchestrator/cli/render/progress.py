@@ -18,7 +18,7 @@ from orchestrator.control.status import SweepStatus, TrialStatus, status_from_di
 from orchestrator.launchers.slurm.job_records import queue_reasons
 from orchestrator.records import units
 from orchestrator.records.circuit_breaker import CircuitBreaker
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import sync_state
 

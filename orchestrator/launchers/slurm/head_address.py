@@ -1,7 +1,7 @@
 """Address of Ray's head for the nodes of pilots: a file on shared storage.
 
 No port needs to be agreed on before. A head that Slurm has restarted publishes another address.
-Nodes that were submitted for an earlier start, its generation, see that and leave.
+Each start is a generation: nodes that were submitted for an earlier one see that and leave.
 """
 
 import time
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import read_json, write_json
+from orchestrator.records.json_files import read_json, write_json
 
 WAIT_S = 300.0
 """How long a node waits for its head: importing Ray from shared storage is slow when many nodes do
@@ -37,7 +37,7 @@ class HeadAddressFile:
 
     @property
     def draining(self) -> Path:
-        """Folder of marks: on a node that a file here names, nothing new may start."""
+        """Folder with a file for each node on which nothing new may start."""
         return self.folder / "leaving"
 
     def publish(self, head: HeadAddress) -> None:

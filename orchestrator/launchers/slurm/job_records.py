@@ -18,7 +18,8 @@ from orchestrator.control.status import QueueReasons
 from orchestrator.launchers.slurm import commands
 from orchestrator.launchers.slurm.commands import Queued, SlurmError
 from orchestrator.records.errors import BusyError
-from orchestrator.records.trial_dir import SweepDir, read_json, write_json
+from orchestrator.records.json_files import read_json, write_json
+from orchestrator.records.sweep_dir import SweepDir
 
 HEAD = "head"
 """A pilot whose first node runs Ray's head and the controller."""

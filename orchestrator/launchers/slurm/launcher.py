@@ -15,7 +15,7 @@ from orchestrator.launchers.slurm.head_address import HeadAddress, HeadAddressFi
 from orchestrator.launchers.slurm.ray_bootstrap import RayNode, mark
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.scheduling.demand import Demand, Node
 from orchestrator.scheduling.fair_share import SweepUsage
@@ -118,7 +118,7 @@ class PilotLauncher:
         self._n_nodes = len(stay)
         return tuple(stay.values())
 
-    def exchange_usage(self, standing: SweepUsage) -> SharedUsage:
+    def exchange_usage(self, usage: SweepUsage) -> SharedUsage:
         """Return no foreign load: the cluster is private.
 
         It may grow while something waits that more nodes would hold.

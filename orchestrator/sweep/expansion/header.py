@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.trial_dir import RESERVED_NAMES, SWEEP_NAME
+from orchestrator.records.sweep_dir import RESERVED_NAMES, SWEEP_NAME
 from orchestrator.records.trial_spec import EvaluationSchedule, Logging, Retries
 from orchestrator.sweep.draft_trial import SECTIONS, Settings
 from orchestrator.sweep.expansion.entries import ENTRY_KEYS

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import read_json, write_json
+from orchestrator.records.json_files import read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import read_json, write_json
+from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.trial_spec import Resources, canonical_json
 from orchestrator.sweep.draft_trial import Match
 from orchestrator.sweep.matching import budget, step_time_search

@@ -86,8 +86,9 @@ class StepTimer:
             raise StepTimeError(f"step times could not be measured: {self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            message, _, fix = str(answer["error"]).partition("; ")
-            raise StepTimeError(f"step times could not be measured: {message}", fix)
+            raise StepTimeError(
+                f"step times could not be measured: {answer['error']}", answer.get("fix", "")
+            )
         return answer
 
     def close(self, *, at_once: bool = False) -> None:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.errors import UsageError
-from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.varied_settings import trial_labels
 from orchestrator.tracking import run_schema, sync_state
 from orchestrator.tracking.journal_reader import Mark, batches

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from orchestrator.records.trial_dir import read_json, write_json
+from orchestrator.records.json_files import read_json, write_json
 from orchestrator.tracking.other_trackers.run_copy import RunCopy, RunWriter
 
 WRITTEN = "memscale.json"

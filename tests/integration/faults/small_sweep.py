@@ -11,7 +11,7 @@ from orchestrator.control.loop import Controller
 from orchestrator.node.reporter import RankReporter
 from orchestrator.node.worker import write_result
 from orchestrator.records.locks import submitting
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, Resources, TrialSpec
 from orchestrator.scheduling.demand import Node
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.control.status import status_from_disk
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 COMPILER = shutil.which("cc")
 pytestmark = [

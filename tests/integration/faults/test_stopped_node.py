@@ -18,7 +18,7 @@ from orchestrator.launchers import ray as ray_launcher
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.launchers.ray import RayLauncher
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
 
 pytestmark = [

@@ -24,7 +24,8 @@ from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.planning.pricing import Plan, PlannedTrial
 from orchestrator.planning.runtime_prior import RuntimePrediction
 from orchestrator.records.processes import pids_with_environment
-from orchestrator.records.trial_dir import SweepDir, TrialDir
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
 from orchestrator.submit.slurm_submission import QueuedJobs, SlurmSubmission
 from orchestrator.sweep.load import Sweep

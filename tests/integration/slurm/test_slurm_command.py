@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]

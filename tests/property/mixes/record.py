@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from orchestrator.planning.pricing import make_plan
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.simulation import cluster_spec, planned_trials
 from orchestrator.sweep.load import load_sweep
 

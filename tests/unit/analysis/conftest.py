@@ -10,7 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from orchestrator.records.trial_dir import SweepDir, TrialDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialSpec
 
 SIZES = (32, 48, 64, 96, 128, 192)
@@ -317,15 +319,20 @@ def make_two_architectures(*, noise=0.0, seeds=1, seed=0, laws=LAWS):
             frames.append(
                 pd.DataFrame(
                     {
-                        "architecture": name, "params": params, "tokens": tokens, "seed": number,
-                        "memory_params": memory, "total_params": params + memory,
-                        "active_params": params, "training_flops": flops,
+                        "architecture": name,
+                        "params": params,
+                        "tokens": tokens,
+                        "seed": number,
+                        "memory_params": memory,
+                        "total_params": params + memory,
+                        "active_params": params,
+                        "training_flops": flops,
                         "train_seconds": flops / 1e14 * (1.0 if name == "dense" else 1.4),
                         "bytes_read_per_token": 2 * params + 1e6,
                         "loss": clean * np.exp(noise * generator.standard_normal(len(params))),
                     }
                 )
-            )  # fmt: skip
+            )
     return pd.concat(frames, ignore_index=True)
 
 

@@ -36,7 +36,9 @@ def isoflop(table, **options):
 
 
 def envelope(table, **options):
-    return fit_envelope({**table, "params": np.repeat(table["params"][::3], 3)}, n_draws=0, **options)  # fmt: skip
+    return fit_envelope(
+        {**table, "params": np.repeat(table["params"][::3], 3)}, n_draws=0, **options
+    )
 
 
 every_fit = pytest.mark.parametrize("fit", [law, chain, isoflop, envelope])
@@ -48,7 +50,9 @@ def test_a_loss_that_is_none_is_named_by_its_row(fit, value):
     table = runs()
     table["loss"][5] = value
 
-    with pytest.raises(ValueError, match=rf"loss, row 5: must be positive and finite, got {value}.*;.* out"):  # fmt: skip
+    with pytest.raises(
+        ValueError, match=rf"loss, row 5: must be positive and finite, got {value}.*;.* out"
+    ):
         fit(table)
 
 
@@ -132,7 +136,9 @@ def test_a_diverged_run_is_named_with_the_smaller_run_that_beats_it():
 
     assert f"row {largest}: 9.5 is far above" in fit.sentence
     assert "if it diverged" in fit.sentence
-    assert any(f"row {largest}:" in w for w in chain(table, link_rows=np.arange(24) != largest).warnings)  # fmt: skip
+    assert any(
+        f"row {largest}:" in w for w in chain(table, link_rows=np.arange(24) != largest).warnings
+    )
 
 
 def test_rows_keep_their_numbers_under_a_mask():
@@ -193,7 +199,12 @@ def test_flops_with_embeddings_beside_parameters_without_are_said(embeddings):
     """Kaplan's smallest models have a hundred times as many parameters in their embeddings as beside them."""
     params = np.repeat(np.geomspace(1e4, 1e8, 5), 2)
     tokens = np.tile([1e8, 1e9], 5)
-    runs = {"params": params, "tokens": tokens, "flops": 6 * (params + embeddings(params)) * tokens, "loss": 1.8 + 30 / params**0.25 + 50 / tokens**0.3}  # fmt: skip
+    runs = {
+        "params": params,
+        "tokens": tokens,
+        "flops": 6 * (params + embeddings(params)) * tokens,
+        "loss": 1.8 + 30 / params**0.25 + 50 / tokens**0.3,
+    }
     assert (runs["flops"] / params / tokens).max() > 100
 
     loaded = analysis.load(runs)

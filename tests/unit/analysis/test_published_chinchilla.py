@@ -33,9 +33,16 @@ def without_outliers(published_runs):
 def classic_grid():
     """The 4,500 starts of Hoffmann et al. 2022."""
     grid = np.asarray(
-        list(itertools.product(np.arange(0, 30, 5.0), np.arange(0, 30, 5.0), np.arange(-1, 1.5, 0.5),
-                               np.arange(0, 2.5, 0.5), np.arange(0, 2.5, 0.5)))
-    )  # fmt: skip
+        list(
+            itertools.product(
+                np.arange(0, 30, 5.0),
+                np.arange(0, 30, 5.0),
+                np.arange(-1, 1.5, 0.5),
+                np.arange(0, 2.5, 0.5),
+                np.arange(0, 2.5, 0.5),
+            )
+        )
+    )
     return np.column_stack([np.exp(grid[:, :3]), grid[:, 3:]])
 
 
@@ -126,7 +133,11 @@ def test_profile_likelihood(published_runs):
     kept = without_outliers(published_runs)
     fit = quick(CHINCHILLA, kept, SQUARES)
 
-    for name, low, high in (("E", 1.83587, 1.89135), ("alpha", 0.34039, 0.38036), ("beta", 0.38754, 0.42433)):  # fmt: skip
+    for name, low, high in (
+        ("E", 1.83587, 1.89135),
+        ("alpha", 0.34039, 0.38036),
+        ("beta", 0.38754, 0.42433),
+    ):
         interval = profile_interval(fit, name)
         assert (interval.low, interval.high) == pytest.approx((low, high), abs=2e-5)
 
@@ -184,7 +195,9 @@ def test_standard_errors_and_intervals(published_runs):
     assert a.std() == pytest.approx(0.0200, abs=2e-4)
 
 
-@pytest.mark.parametrize("objective", [Objective(), Objective(huber=0), SQUARES, Objective(huber_scales=1.345)])  # fmt: skip
+@pytest.mark.parametrize(
+    "objective", [Objective(), Objective(huber=0), SQUARES, Objective(huber_scales=1.345)]
+)
 def test_synthetic_twin(objective):
     """As many runs over as wide a range with as much noise: the coefficients within three of the published errors."""
     twin = make_runs(CHINCHILLA, 240, noise=0.006, seed=7)

@@ -25,9 +25,15 @@ def fitted(runs, train_data, outcome):
     link_rows = law_rows | ((table["model"] == "open_lm_1b") & (multiplier == 20))
     assert (law_rows.sum(), link_rows.sum()) == (5, 6)
     chain = fit_chain(
-        OVERTRAINING, Exponential(), table, loss="loss_c4_val", outcome=outcome,
-        law_rows=law_rows, link_rows=link_rows, objective=SQUARES_OF_LOSS,
-    )  # fmt: skip
+        OVERTRAINING,
+        Exponential(),
+        table,
+        loss="loss_c4_val",
+        outcome=outcome,
+        law_rows=law_rows,
+        link_rows=link_rows,
+        objective=SQUARES_OF_LOSS,
+    )
     return chain, table.assign(multiplier=multiplier)
 
 
@@ -68,7 +74,9 @@ def test_the_four_published_errors(published_runs):
     assert [f"{e:.4f}" for e in seven] == ["0.7320", "0.0464"]
 
 
-@pytest.mark.parametrize(("train_data", "expected"), [("c4_original", [4.295, 0.137]), ("rw_original", [1.619, 2.939])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("train_data", "expected"), [("c4_original", [4.295, 0.137]), ("rw_original", [1.619, 2.939])]
+)
 def test_other_corpora(published_runs, train_data, expected):
     chain, table = fitted(published_runs("gadre_overtraining.csv"), train_data, "err_avg17")
 
@@ -95,9 +103,14 @@ def test_synthetic_twin():
     rows = np.arange(8)
 
     chain = fit_chain(
-        OVERTRAINING, Exponential(), runs, outcome="error", law_rows=rows < 5, link_rows=rows < 6,
+        OVERTRAINING,
+        Exponential(),
+        runs,
+        outcome="error",
+        law_rows=rows < 5,
+        link_rows=rows < 6,
         objective=SQUARES_OF_LOSS,
-    )  # fmt: skip
+    )
 
     at = chain.predict({"params": params[6:], "tokens": runs["tokens"][6:]})
     np.testing.assert_allclose(at.loss, runs["loss"][6:], rtol=1e-6)

@@ -40,12 +40,23 @@ def test_routed_models_twin(router):
     np.testing.assert_allclose(list(fit.parameters.values()), CLARK[router], rtol=1e-5)
 
 
-MUENNIGHOFF = dict(zip(("A", "B", "E", "alpha"), [*np.exp([6.4526014, 8.022968, 0.63987476]), 0.3595363], strict=True))  # fmt: skip
+MUENNIGHOFF = dict(
+    zip(
+        ("A", "B", "E", "alpha"),
+        [*np.exp([6.4526014, 8.022968, 0.63987476]), 0.3595363],
+        strict=True,
+    )
+)
 """Muennighoff et al. 2023, notebook: the runs of at most 2.5 epochs, one exponent; ln A, ln B, ln E and alpha."""
 
 
 def test_data_constrained_twin():
-    params, tokens = (v.ravel() for v in np.meshgrid([7e6, 1.4e7, 1.5e8, 1.1e9, 2.8e9, 8.7e9], [1e8, 4e8, 1.2e10, 5.5e10, 1.78e11]))  # fmt: skip
+    params, tokens = (
+        v.ravel()
+        for v in np.meshgrid(
+            [7e6, 1.4e7, 1.5e8, 1.1e9, 2.8e9, 8.7e9], [1e8, 4e8, 1.2e10, 5.5e10, 1.78e11]
+        )
+    )
     runs = {"params": params, "tokens": tokens}
     runs["loss"] = CHINCHILLA_TIED.evaluate(runs, np.asarray(list(MUENNIGHOFF.values())))
 
@@ -72,7 +83,11 @@ def test_isoflop_twin():
     budgets = np.repeat([6e18, 1e19, 3e19, 6e19, 1e20, 3e20, 6e20, 1e21, 3e21, 1e22], 9)
     away = np.tile(np.linspace(-1.0, 1.3, 9), 10)
     tokens = 0.299 * budgets**0.537 * np.exp(away)
-    runs = {"compute_budget": budgets, "training_tokens": tokens, "validation_loss": 0.9 - 0.02 * np.log(budgets / 6e18) + 0.01 * away**2}  # fmt: skip
+    runs = {
+        "compute_budget": budgets,
+        "training_tokens": tokens,
+        "validation_loss": 0.9 - 0.02 * np.log(budgets / 6e18) + 0.01 * away**2,
+    }
 
     fit = fit_isoflop(analysis.load(runs).table, n_draws=0)
 
@@ -113,7 +128,9 @@ def test_task_ladder_twin():
     at = chain.predict(TARGET)
     expected = CHINCHILLA.evaluate({k: np.asarray([v]) for k, v in TARGET.items()}, law)
     np.testing.assert_allclose(at.loss, expected, rtol=1e-5)
-    np.testing.assert_allclose(at.y, link.evaluate({"loss": expected}, np.asarray([0.97, 0.76, 12.6])), rtol=1e-4)  # fmt: skip
+    np.testing.assert_allclose(
+        at.y, link.evaluate({"loss": expected}, np.asarray([0.97, 0.76, 12.6])), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,9 +141,15 @@ def test_task_ladder_runs(published_runs, task, chance, loss, second, chained):
     """Bhagia et al. 2024: loss of the 13B model predicted and measured, accuracy from the measured loss, and through both."""
     table = published_runs("olmo_ladder.csv")
     chain = fit_chain(
-        CHINCHILLA, Sigmoid(chance=chance), table, columns=LADDER, n_draws=200, hold_out=False,
-        loss=f"eval/downstream_bpb/{task}_val_rc_5shot_bpb", outcome=f"eval/downstream/{task}_val_rc_5shot_len_norm",
-    )  # fmt: skip
+        CHINCHILLA,
+        Sigmoid(chance=chance),
+        table,
+        columns=LADDER,
+        n_draws=200,
+        hold_out=False,
+        loss=f"eval/downstream_bpb/{task}_val_rc_5shot_bpb",
+        outcome=f"eval/downstream/{task}_val_rc_5shot_len_norm",
+    )
 
     at = chain.predict(TARGET)
     assert at.loss[0] == pytest.approx(loss[0], rel=0.02)

@@ -12,7 +12,7 @@ from orchestrator.cli import mlflow_server
 from orchestrator.launchers.detached_controller import controller_command
 from orchestrator.node.supervisor import NodeSupervisor
 from orchestrator.records.code_snapshot import with_code
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.submit.slurm_submission import SlurmSubmission
 from orchestrator.sweep.matching.step_timer import StepTimer
 from orchestrator.tracking.exporter_process import ExporterProcess

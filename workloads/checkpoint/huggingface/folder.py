@@ -16,6 +16,7 @@ from workloads.data.tokenizer import TextTokenizer
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _SEQ_LEN = 2_048
+"""The longest sequence of a model whose folder does not say it."""
 
 
 def write(
@@ -69,7 +70,7 @@ class Pretrained:
     """Its Config."""
     vocab_size: int
     seq_len: int
-    """The longest sequence that the folder says the model reads; 2,048 where it does not."""
+    """The longest sequence that the folder says the model reads; 2,048 where it says none."""
 
     @property
     def files(self) -> tuple[Path, ...]:

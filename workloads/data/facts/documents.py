@@ -9,9 +9,11 @@ from workloads.data.draws import non_negative, random_stream, spread
 from workloads.data.facts.token_pieces import HELDOUT, QUESTION, TRAIN, FactPieces
 
 VALIDATION_TOKENS = 65_536
+"""Length of the validation text, about."""
 _CHUNK_DOCUMENTS = 65_536
+"""Documents put together at a time, so that an epoch's rows need not lie in memory at once."""
 _SHORTEST_DOCUMENT = 8
-"""Tokens, about; a sample of this many times fewer facts fills the validation text."""
+"""Tokens of a short document, about: so many times fewer facts fill the validation text."""
 
 # What a stream of random numbers is for; part of its key, so no two uses share numbers.
 _TRAINING_DRAW, PROBE_DRAW, _VALIDATION_DRAW, _VALIDATION_ORDER = range(4)

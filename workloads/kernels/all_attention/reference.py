@@ -24,13 +24,13 @@ def all_attention(
     persistent_key / sqrt(d_head)` for persistent vectors, which every position sees.
 
     Args:
-        query: One per position.
-        key: Of positions 0, 1, ….
-        value: As the keys.
-        persistent_query: As the queries.
-        persistent_key: Of every head.
-        persistent_value: Of every head.
-        positions: Of the queries; None: the last `seq` ones.
+        query: Queries of the positions.
+        key: Keys of positions 0, 1, ….
+        value: Values of the same positions.
+        persistent_query: What reads the persistent vectors, one for each query.
+        persistent_key: Learned keys.
+        persistent_value: Learned values.
+        positions: Positions of the queries; None: the last `seq` ones.
     """
     seq, n_keys = query.shape[2], key.shape[2]
     scale = query.shape[-1] ** -0.5

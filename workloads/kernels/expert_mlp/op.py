@@ -56,9 +56,16 @@ def _triton() -> Any:
 
 
 def _forward(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, weights: Tensor,
-    token_of_row: Tensor, rows_by_token: Tensor, starts: Tensor, ends: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    token_of_row: Tensor,
+    rows_by_token: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     result: tuple[Tensor, Tensor, Tensor] = _triton().forward(
         x, gate, up, down, weights, token_of_row, rows_by_token, starts, ends
     )
@@ -73,10 +80,19 @@ def _fake(
 
 
 def _backward(
-    x: Tensor, gate: Tensor, up: Tensor, down: Tensor, weights: Tensor,
-    token_of_row: Tensor, rows_by_token: Tensor, starts: Tensor, ends: Tensor,
-    gated: Tensor, upped: Tensor, grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    token_of_row: Tensor,
+    rows_by_token: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    gated: Tensor,
+    upped: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] = _triton().backward(
         x, gate, up, down, weights, token_of_row, rows_by_token, starts, ends, gated, upped, grad
     )

@@ -30,9 +30,12 @@ class MatmulTile:
     def options(self) -> dict[str, int]:
         """Return the kernel's constants."""
         return {
-            "ROWS": self.rows, "COLS": self.cols, "DEPTH": self.depth,
-            "num_warps": self.warps, "num_stages": self.stages,
-        }  # fmt: skip
+            "ROWS": self.rows,
+            "COLS": self.cols,
+            "DEPTH": self.depth,
+            "num_warps": self.warps,
+            "num_stages": self.stages,
+        }
 
 
 ROWS = 128

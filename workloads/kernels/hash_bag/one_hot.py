@@ -44,15 +44,13 @@ TABLE_GRADIENT = ProductTile(tokens=64, rows=128, columns=256, warps=8, stages=3
 SCORE_GRADIENT = ProductTile(tokens=128, rows=128, columns=64, warps=4, stages=3)
 
 MOST_BITS = 5
-"""Of a chunk: from 2**6 rows on, reading them one by one takes less."""
+"""Most bits of a chunk. In tables of 2**6 rows and more, reading row by row takes less time."""
 
 
 def pays(table: Float[Tensor, "rows width"], rows: Int[Tensor, "tokens chunks"]) -> bool:
-    """Whether products take less time than reading rows one by one.
-
-    Rows that begin anywhere would be loaded number by number.
-    """
+    """Whether products take less time than reading rows one by one."""
     small = len(table) <= rows.shape[1] << MOST_BITS
+    # Rows of other widths would be loaded number by number.
     aligned = table.shape[1] % 16 == 0
     return (
         small and aligned and table.dtype == torch.bfloat16 and bool(rows.numel() and table.numel())
@@ -118,7 +116,7 @@ def _splits(n_blocks: int, n_tiles: int, resident: int) -> int:
 
 
 _TILES_EACH = 32
-"""Of tokens, at least, that one program of a table's gradient reads."""
+"""Fewest tiles of tokens that one program of a table's gradient reads."""
 
 
 def score_gradient(

@@ -369,10 +369,43 @@ def _search(
     if HELD and QUERY_PARTS == 2:
         low_q = tl.load(query + next_query_part)
 
-    # First pass: the largest score of each group. A group has the keys of every so many columns of
-    # TOGETHER tiles.
     n_groups = (padded_keys + (TOGETHER - 1) * BLOCK_F) // (TOGETHER * BLOCK_F) * GROUPS
     maxima = maxima_ptr + row[:, None] * n_groups
+    lowest, highest = _group_maxima(
+        query, first_keys, book, next_query_part, next_key_part, key_scales_ptr, q, maxima,
+        padded_keys, n_keys,
+        GROUPS, TOGETHER, EVEN, HELD, WIDTH, BLOCK_T, BLOCK_F, BLOCK_D,
+    )  # fmt: skip
+
+    # The bound: the knn-th largest of the groups' maxima, less the error of the first pass. Other
+    # threads of this program read what these have written.
+    tl.debug_barrier()
+    group = tl.arange(0, ALL_GROUPS)[None, :]
+    largest = tl.load(maxima + group, mask=group < n_groups, other=-float("inf"))
+    bound = _bound(largest, tl.min(lowest, 1), tl.max(highest, 1), knn, PACKED)
+    bound -= _ERROR * tl.load(query_norms_ptr + row) * tl.load(longest_ptr + book)
+    bound = tl.where(token < n_tokens, bound, float("inf"))
+
+    kept = _store_reaching(
+        query, keys, book, next_query_part, next_key_part, key_scales_ptr, q, low_q, bound,
+        found_ptr + book * SLOTS * padded_tokens, token, padded_tokens, padded_keys, n_keys,
+        QUERY_PARTS, KEY_PARTS, SLOTS, EVEN, ASSEMBLY, HELD, WIDTH, BLOCK_T, BLOCK_N, BLOCK_D,
+    )  # fmt: skip
+    tl.store(counts_ptr + row, kept)
+
+
+@triton.jit
+def _group_maxima(
+    query, keys, book, next_query_part, next_key_part, key_scales_ptr, q, maxima,
+    padded_keys, n_keys,
+    GROUPS: tl.constexpr, TOGETHER: tl.constexpr, EVEN: tl.constexpr, HELD: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_F: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """First pass: store the largest score of each group of keys, by the high parts alone.
+
+    A group has the keys of every so many columns of TOGETHER tiles. Returns the lowest and the
+    highest of these maxima by column of groups, [BLOCK_T, GROUPS] each.
+    """
     group = tl.arange(0, GROUPS)[None, :]
     key = tl.arange(0, BLOCK_F)
     so_far = tl.full([BLOCK_T, GROUPS], -float("inf"), tl.float32)
@@ -381,7 +414,7 @@ def _search(
     for start in range(0, padded_keys, BLOCK_F):
         scale = tl.load(key_scales_ptr + start + key)
         scores = _tile_scores(
-            query, first_keys, (book * padded_keys + start).to(tl.int32), next_query_part,
+            query, keys, (book * padded_keys + start).to(tl.int32), next_query_part,
             next_key_part, scale, q, q,
             1, 1, HELD, WIDTH, BLOCK_T, BLOCK_F, BLOCK_D,
         )  # fmt: skip
@@ -403,20 +436,23 @@ def _search(
             if not EVEN:
                 largest = tl.where(largest > -float("inf"), largest, lowest)
             lowest = tl.minimum(lowest, largest)
+    return lowest, highest
 
-    # The bound: the knn-th largest of the groups' maxima, less the error of the first pass. Other
-    # threads of this program read what these have written.
-    tl.debug_barrier()
-    group = tl.arange(0, ALL_GROUPS)[None, :]
-    largest = tl.load(maxima + group, mask=group < n_groups, other=-float("inf"))
-    bound = _bound(largest, tl.min(lowest, 1), tl.max(highest, 1), knn, PACKED)
-    bound -= _ERROR * tl.load(query_norms_ptr + row) * tl.load(longest_ptr + book)
-    bound = tl.where(token < n_tokens, bound, float("inf"))
 
-    # Second pass: what reaches the bound. How many of a row were kept before each key, by a product
-    # with a triangle of ones: the sums stay in the threads that hold the scores, and their bits
-    # times the distance of two slots lead to where a score goes.
-    found_ptr += book * SLOTS * padded_tokens
+@triton.jit
+def _store_reaching(
+    query, keys, book, next_query_part, next_key_part, key_scales_ptr, q, low_q, bound,
+    found_ptr, token, padded_tokens, padded_keys, n_keys,
+    QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, SLOTS: tl.constexpr, EVEN: tl.constexpr,
+    ASSEMBLY: tl.constexpr, HELD: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Second pass: store the scores that reach the bound, with their ids; return how many of a row.
+
+    How many of a row were kept before each key, by a product with a triangle of ones: the sums stay
+    in the threads that hold the scores, and their bits times the distance of two slots lead to
+    where a score goes.
+    """
     key = tl.arange(0, BLOCK_N)
     triangle = (key[:, None] < key[None, :]).to(tl.float16)
     first = (found_ptr + token).to(tl.int64) - (8 * padded_tokens).to(tl.int64) * _COUNTED
@@ -447,7 +483,7 @@ def _search(
             packed = (scores.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (start + key)[None, :]
             to = found_ptr + slot * padded_tokens + token[:, None]
             tl.store(to, packed, mask=(keep != 0) & (slot < SLOTS))
-    tl.store(counts_ptr + row, (kept - 2.0**23).to(tl.int32))
+    return (kept - 2.0**23).to(tl.int32)
 
 
 @triton.jit

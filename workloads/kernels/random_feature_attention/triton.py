@@ -99,9 +99,16 @@ def features(
 
 
 def _gradient(
-    own: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], a: Tensor, b: Tensor,
-    vectors: Tensor, extra: Tensor, eps: float, *, are_keys: bool,
-) -> Tensor:  # fmt: skip
+    own: tuple[Tensor, Tensor],
+    other: tuple[Tensor, Tensor],
+    a: Tensor,
+    b: Tensor,
+    vectors: Tensor,
+    extra: Tensor,
+    eps: float,
+    *,
+    are_keys: bool,
+) -> Tensor:
     """Return the gradient of queries or keys, whose slopes are sums of `(a . b + e) f(other)`."""
     batch, heads, seq, width = own[0].shape
     out = own[0].new_empty(batch, heads, seq, width)

@@ -125,10 +125,18 @@ def begin_pass(
     n_blocks = triton.cdiv(width, block_width)
     found = x.new_empty(n_blocks if products else 0, n_reads, dtype=torch.float32)
     arguments = (
-        x, reads.bags, reads.weights, reads.starts, reads.splits_end,
+        x,
+        reads.bags,
+        reads.weights,
+        reads.starts,
+        reads.splits_end,
         x.new_empty(max_splits, width, dtype=torch.float32),
-        x if table is None else table, found, reads.n_rows, n_reads, width,
-    )  # fmt: skip
+        x if table is None else table,
+        found,
+        reads.n_rows,
+        n_reads,
+        width,
+    )
     block_reads = block_reads or max(4, min(16, 2048 // block_bytes))
     tiling = {
         "CHUNK": CHUNK,

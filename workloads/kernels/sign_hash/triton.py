@@ -63,9 +63,12 @@ def _grid(n_tokens: int, n_chunks: int) -> tuple[int, int]:
 def _tile(bits: int) -> dict[str, int]:
     places = triton.next_power_of_2(bits)
     return {
-        "BITS": bits, "PLACES": places, "TOKENS": _TOKENS, "CHUNKS": _CHUNKS,
+        "BITS": bits,
+        "PLACES": places,
+        "TOKENS": _TOKENS,
+        "CHUNKS": _CHUNKS,
         "num_warps": max(1, min(8, places // 2)),
-    }  # fmt: skip
+    }
 
 
 @triton.jit

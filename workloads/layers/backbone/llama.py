@@ -29,6 +29,7 @@ class LlamaFrame(Accounted):
     """Fields of the backbone but for dense feed-forward blocks, and what can be made of them."""
 
     DOCUMENT_MASK: ClassVar[bool] = True
+    """Whether `train.document_mask` keeps documents apart in it."""
 
     d_model: PositiveInt
     """Residual width."""

@@ -29,9 +29,10 @@ WIDTHS = (*range(16, 64, 8), *range(64, 256, 16), *range(256, 1024, 64), *range(
 def backbone_fields(d_model: int) -> dict[str, Any]:
     """Return the fields of the member of this width.
 
-    Ours: about 40 columns per layer, 2 to 24 layers; few heads where the model is small (their
-    count, not their width, costs time on a CPU); d_ff is 8/3 of d_model; tied embeddings, because
-    below some ten million parameters a second vocabulary matrix would be most of the model.
+    The rules are our own. About 40 columns per layer, 2 to 24 layers. Few heads where the model is
+    small: their count, not their width, costs time on a CPU. d_ff is 8/3 of d_model. Embeddings are
+    tied, because below some ten million parameters a second vocabulary matrix would be most of the
+    model.
     """
     if d_model <= 64:
         n_heads = 2
@@ -60,7 +61,7 @@ class FreeDimension:
     name: str
     lowest: float
     highest: float
-    """Bounds, in terms of the usual value."""
+    """Bounds, as multiples of the usual value."""
     step: int
     """Values are multiples of it."""
 
@@ -148,7 +149,7 @@ def _fitted(
     """Return `member` with the value of the dimension that brings the size nearest.
 
     The distance falls, then rises, so the first value whose successor is no nearer is found by
-    halving.
+    bisection.
     """
     values = dimension.values(member[dimension.name])
     low, high = 0, len(values) - 1

@@ -77,7 +77,7 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
     ) -> Tensor:
         return lookup.read(rows, positions, second)
 
-    # `fake` and `fake_backward` tell a compiler shapes and types, without a number being read.
+    # Tells a compiler shapes and types, without a number being read.
     def fake(rows: Tensor, positions: Tensor, ids: Tensor, second: Tensor, *_: object) -> Tensor:
         return lookup.new_output(rows, positions, second)
 
@@ -103,54 +103,58 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
             second_grad = lookup.second_gradient(rows, positions, grad).contiguous()
         return or_empty(second_grad, grad), anchor_gradient(grad, anchor)
 
-    def fake_backward(
-        grad: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-        ids: Tensor,
-        second: Tensor,
-        anchor: Tensor | None,
-        gradient: str,
-        n_rows: int,
-        needs_second: bool,
-        number: int,
-    ) -> tuple[Tensor, Tensor]:
-        second_grad = second.new_empty(second.shape) if needs_second else grad.new_empty(0)
-        return second_grad, anchor_gradient(grad, anchor)
-
-    def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        # Autograd watches over saved tensors alone; a handle and a number are kept beside them.
-        *tensors, ctx.gradient, ctx.n_rows = inputs
-        ctx.save_for_backward(*tensors)
-
-    def gradients(
-        backward: Callable[..., tuple[Tensor, Tensor]], ctx: Any, grad: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        # The table's gradient is never made. Whether it is wanted decides who gets the lookups.
-        *tensors, anchor = ctx.saved_tensors
-        needs_table, _, _, needs_second, *_ = ctx.needs_input_grad
-        added = anchor if needs_table else None
-        # A number of its own, or a compiler takes two equal passes for one.
-        numbers = ctx.gradient, ctx.n_rows, needs_second, next(PASS_NUMBERS)
-        second_grad, anchor_grad = backward(grad, *tensors, added, *numbers)
-        return (
-            *(None, None, None),
-            second_grad if needs_second else None,
-            anchor_grad if added is not None else None,
-            *(None, None),
-        )
-
     operation, _ = register_op(
         f"deferred_{name}",
         forward,
         backward,
         fake=fake,
-        fake_backward=fake_backward,
-        save=save,
-        gradients=gradients,
+        fake_backward=_fake_backward,
+        save=_save,
+        gradients=_gradients,
         tags=NOT_REPLAYED,
     )
     return operation
+
+
+def _fake_backward(
+    grad: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    ids: Tensor,
+    second: Tensor,
+    anchor: Tensor | None,
+    gradient: str,
+    n_rows: int,
+    needs_second: bool,
+    number: int,
+) -> tuple[Tensor, Tensor]:
+    """Tell a compiler the shapes and types of `backward` in `_register`."""
+    second_grad = second.new_empty(second.shape) if needs_second else grad.new_empty(0)
+    return second_grad, anchor_gradient(grad, anchor)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    # Autograd watches over saved tensors alone; a handle and a number are kept beside them.
+    *tensors, ctx.gradient, ctx.n_rows = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(
+    backward: Callable[..., tuple[Tensor, Tensor]], ctx: Any, grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    # The table's gradient is never made. Whether it is wanted decides who gets the lookups.
+    *tensors, anchor = ctx.saved_tensors
+    needs_table, _, _, needs_second, *_ = ctx.needs_input_grad
+    added = anchor if needs_table else None
+    # A number of its own, or a compiler takes two equal passes for one.
+    numbers = ctx.gradient, ctx.n_rows, needs_second, next(PASS_NUMBERS)
+    second_grad, anchor_grad = backward(grad, *tensors, added, *numbers)
+    return (
+        *(None, None, None),
+        second_grad if needs_second else None,
+        anchor_grad if added is not None else None,
+        *(None, None),
+    )
 
 
 def copied(tensor: Tensor) -> Tensor:

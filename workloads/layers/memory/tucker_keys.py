@@ -191,6 +191,8 @@ def balance_loss(
 
 
 class _ScoreNorm(RMSNorm):
+    """RMS norm of queries or sub-keys, whose gain begins at another value than 1."""
+
     def __init__(self, width: int, *, eps: float, gain: float) -> None:
         super().__init__(width, eps=eps)
         self.initial_gain = gain
@@ -201,12 +203,10 @@ class _ScoreNorm(RMSNorm):
 
 @cache
 def _chosen_mean_square(n_keys: int, knn: int) -> float:
-    """Return the mean square of chosen products of standard normals.
+    """Return the mean square of the `knn` largest products of two sets of standard normals.
 
-    Chosen are the `knn` largest products of two independent sets of `n_keys`.
-
-    With the expected order statistics in Blom's approximation; at least 1, the mean square of a
-    product left to chance.
+    The sets are independent, of `n_keys` each. Expected order statistics are Blom's approximation.
+    The result is at least 1, the mean square of a product left to chance.
     """
     best = [
         NormalDist().inv_cdf(1 - (rank - 0.375) / (n_keys + 0.25)) for rank in range(1, knn + 1)

@@ -213,9 +213,16 @@ class Experts(nn.Module):
         ends = routes.ends
         if expert_mlp.is_fused(gate):
             return expert_mlp.expert_mlp(
-                x.to(dtype), gate, up, down, routes.weights,
-                routes.token_of_row, routes.rows_by_token, routes.starts, ends,
-            )  # fmt: skip
+                x.to(dtype),
+                gate,
+                up,
+                down,
+                routes.weights,
+                routes.token_of_row,
+                routes.rows_by_token,
+                routes.starts,
+                ends,
+            )
         rows = spread(x.to(dtype), routes.token_of_row, routes.rows_by_token, routes.starts)
         if not is_fused(rows, *gate.shape[1:]):
             # The loop over experts needs numbers: one wait for a device here instead of one in each

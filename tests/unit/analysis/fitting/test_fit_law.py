@@ -142,7 +142,9 @@ def test_the_resampling_unit_is_the_configuration():
     run = np.repeat(np.arange(20), 6)
 
     def width(clusters):
-        fit = fit_law(CHINCHILLA, table, clusters=clusters, objective=SQUARES, n_draws=300, hold_out=False)  # fmt: skip
+        fit = fit_law(
+            CHINCHILLA, table, clusters=clusters, objective=SQUARES, n_draws=300, hold_out=False
+        )
         return np.diff(fit.intervals["E"])[0]
 
     assert width(run) > 1.4 * width(np.arange(120))
@@ -199,7 +201,11 @@ def test_the_largest_runs_are_held_out():
     assert len(held) == 10
     assert compute[held].min() >= np.delete(compute, held).max()
     alone = quick({k: np.delete(v, held) for k, v in table.items()}, objective=SQUARES)
-    np.testing.assert_allclose(fit.hold_out.predicted, alone.predict({k: table[k][held] for k in CHINCHILLA.inputs}).y, rtol=1e-6)  # fmt: skip
+    np.testing.assert_allclose(
+        fit.hold_out.predicted,
+        alone.predict({k: table[k][held] for k in CHINCHILLA.inputs}).y,
+        rtol=1e-6,
+    )
     assert 0 < fit.hold_out.mean_absolute_log_error <= fit.hold_out.rms_log_error < 0.05
 
 

@@ -27,7 +27,16 @@ def design(n=18):
     """Sizes and lengths as in a small sweep: columns of ln A, ln B, E, alpha and beta."""
     u, v = np.meshgrid(np.linspace(-2, 2, n // 3), [-1.0, 0.0, 1.0], indexing="ij")
     u, v = u.ravel(), (u + v).ravel()
-    return np.stack([np.exp(-0.3 * u), np.exp(-0.3 * v), np.ones(n), u * np.exp(-0.3 * u), v * np.exp(-0.3 * v)], axis=1)  # fmt: skip
+    return np.stack(
+        [
+            np.exp(-0.3 * u),
+            np.exp(-0.3 * v),
+            np.ones(n),
+            u * np.exp(-0.3 * u),
+            v * np.exp(-0.3 * v),
+        ],
+        axis=1,
+    )
 
 
 @pytest.mark.parametrize("n", [6, 12, 40])
@@ -36,7 +45,9 @@ def test_a_mean_needs_what_the_formula_says(n):
     imagined = simulate_fits(np.ones((n, 1)), resamples(n, 4000), np.arange(n), np.ones((1, 1)))
 
     quantile = np.sqrt(n / (n - 1)) * special.stdtrit(n - 1, 0.975)
-    assert covering_level(0.95, imagined) == pytest.approx(2 * special.ndtr(quantile) - 1, abs=0.012)  # fmt: skip
+    assert covering_level(0.95, imagined) == pytest.approx(
+        2 * special.ndtr(quantile) - 1, abs=0.012
+    )
 
 
 def test_a_level_holds_fresh_errors_as_often_as_it_says():
@@ -44,7 +55,9 @@ def test_a_level_holds_fresh_errors_as_often_as_it_says():
     J = design()
     n, p = J.shape
     weights = resamples(n, 200, seed=3, at_least=p)
-    levels = calibrated(0.95, jacobian=J, coefficients=np.eye(p), weights=weights, clusters=np.arange(n))  # fmt: skip
+    levels = calibrated(
+        0.95, jacobian=J, coefficients=np.eye(p), weights=weights, clusters=np.arange(n)
+    )
     errors = np.random.default_rng(11).standard_normal((n, 400))
     root = np.sqrt(weights)[:, :, None]
     refits = np.stack([np.linalg.lstsq(r * J, r * errors, rcond=None)[0] for r in root])
@@ -64,13 +77,17 @@ def test_a_new_run_falls_into_its_interval_as_often_as_it_says():
     x = np.linspace(-1, 1, 8)
     J = np.stack([np.ones(8), x, x**2], axis=1)
     weights = resamples(8, 200, seed=1, at_least=3)
-    level = calibrated(0.95, jacobian=J, coefficients=np.eye(3), weights=weights, clusters=range(8)).new_run  # fmt: skip
+    level = calibrated(
+        0.95, jacobian=J, coefficients=np.eye(3), weights=weights, clusters=range(8)
+    ).new_run
     generator = np.random.default_rng(5)
     errors = generator.standard_normal((8, 1000))
     residuals = errors - J @ np.linalg.lstsq(J, errors, rcond=None)[0]
     root = np.sqrt(weights)[:, :, None]
     refits = np.stack([np.linalg.lstsq(r * J, r * errors, rcond=None)[0] for r in root])
-    picked = np.take_along_axis(residuals * np.sqrt(8 / 5), generator.integers(8, size=(200, 1000)), axis=0)  # fmt: skip
+    picked = np.take_along_axis(
+        residuals * np.sqrt(8 / 5), generator.integers(8, size=(200, 1000)), axis=0
+    )
 
     low, high = np.quantile(
         J @ refits + picked[:, None, :], [(1 - level) / 2, (1 + level) / 2], axis=0
@@ -85,8 +102,12 @@ def test_units_and_mixtures_of_coefficients_change_nothing():
     weights = resamples(18, 150, at_least=5)
     mixed = np.random.default_rng(2).standard_normal((5, 5)) * np.geomspace(1e-6, 1e6, 5)
 
-    one = calibrated(0.9, jacobian=J, coefficients=np.eye(5), weights=weights, clusters=np.arange(18))  # fmt: skip
-    other = calibrated(0.9, jacobian=J @ mixed, coefficients=mixed, weights=weights, clusters=np.arange(18))  # fmt: skip
+    one = calibrated(
+        0.9, jacobian=J, coefficients=np.eye(5), weights=weights, clusters=np.arange(18)
+    )
+    other = calibrated(
+        0.9, jacobian=J @ mixed, coefficients=mixed, weights=weights, clusters=np.arange(18)
+    )
 
     assert other.coefficient == pytest.approx(one.coefficient, abs=0.01)
     assert other.curve == pytest.approx(one.curve, abs=0.01)
@@ -111,7 +132,13 @@ def test_a_sum_over_two_laws_is_between_them_and_a_normal():
 
 
 def test_without_draws_there_is_nothing_to_calibrate():
-    levels = calibrated(0.8, jacobian=design(), coefficients=np.eye(5), weights=np.empty((0, 18)), clusters=range(18))  # fmt: skip
+    levels = calibrated(
+        0.8,
+        jacobian=design(),
+        coefficients=np.eye(5),
+        weights=np.empty((0, 18)),
+        clusters=range(18),
+    )
 
     assert levels == Levels(coefficient=0.8, curve=0.8, new_run=0.8)
 

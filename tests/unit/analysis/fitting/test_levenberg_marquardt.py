@@ -101,10 +101,12 @@ def test_a_vanishing_threshold_is_the_absolute_error_of_a_linear_programme():
     ones = np.eye(n)
     programme = scipy.optimize.linprog(
         np.concatenate([[0, 0], np.ones(n)]),
-        A_ub=np.block([[np.ones((n, 1)), X[:, None], -ones], [-np.ones((n, 1)), -X[:, None], -ones]]),
+        A_ub=np.block(
+            [[np.ones((n, 1)), X[:, None], -ones], [-np.ones((n, 1)), -X[:, None], -ones]]
+        ),
         b_ub=np.concatenate([y, -y]),
         bounds=[(None, None)] * 2 + [(0, None)] * n,
-    )  # fmt: skip
+    )
     assert found.objective.min() / 1e-7 == pytest.approx(programme.fun, rel=1e-5)
 
 
@@ -114,5 +116,7 @@ def test_many_problems_are_shared_out_over_threads_without_a_trace():
 
     together = solve(y, starts=starts)
 
-    np.testing.assert_allclose(together.parameters, np.broadcast_to(together.parameters[0], (9000, 2)), rtol=1e-7)  # fmt: skip
+    np.testing.assert_allclose(
+        together.parameters, np.broadcast_to(together.parameters[0], (9000, 2)), rtol=1e-7
+    )
     np.testing.assert_array_equal(together.parameters[-5:], solve(y, starts=starts[-5:]).parameters)

@@ -39,13 +39,17 @@ def test_information_criteria_are_those_of_the_textbook():
 
 
 def test_a_robust_fit_has_no_likelihood():
-    table, _ = compare_laws([CHINCHILLA], make_runs(CHINCHILLA, 40, noise=0.01), objective=Objective(), n_draws=0)  # fmt: skip
+    table, _ = compare_laws(
+        [CHINCHILLA], make_runs(CHINCHILLA, 40, noise=0.01), objective=Objective(), n_draws=0
+    )
 
     assert np.isnan(table["aic"].iloc[0])
 
 
 def test_a_law_without_numbers_comes_last():
-    table, _ = compare_laws([CHINCHILLA, CHINCHILLA_TIED], make_runs(CHINCHILLA, 5, noise=0), n_draws=0)  # fmt: skip
+    table, _ = compare_laws(
+        [CHINCHILLA, CHINCHILLA_TIED], make_runs(CHINCHILLA, 5, noise=0), n_draws=0
+    )
 
     assert table["status"].tolist()[-1] == "underdetermined" or table["hold_out_error"].isna().all()
 

@@ -45,7 +45,9 @@ def test_a_curve_comes_back_to_seven_digits(name):
     assert str(fit.status) == old["status"]
     assert list(fit.parameters) == list(old["parameters"])
     close = {"rtol": 2e-7, "atol": 1e-12}
-    np.testing.assert_allclose(list(fit.parameters.values()), list(old["parameters"].values()), **close)  # fmt: skip
+    np.testing.assert_allclose(
+        list(fit.parameters.values()), list(old["parameters"].values()), **close
+    )
     np.testing.assert_allclose(fit.objective, old["objective"], rtol=1e-9)
     levels = [fit.levels.coefficient, fit.levels.curve, fit.levels.new_run]
     np.testing.assert_allclose(levels, old["levels"], rtol=1e-9)
@@ -55,6 +57,8 @@ def test_a_curve_comes_back_to_seven_digits(name):
         errors = [fit.hold_out.mean_absolute_error, fit.hold_out.mean_relative_error]
         np.testing.assert_allclose(errors, list(old["hold_out"].values()), rtol=1e-6)
     if name not in FLAT_DRAWS:
-        np.testing.assert_allclose(list(fit.intervals.values()), list(old["intervals"].values()), **close)  # fmt: skip
+        np.testing.assert_allclose(
+            list(fit.intervals.values()), list(old["intervals"].values()), **close
+        )
         for band in ("low", "high", "new_low", "new_high"):
             np.testing.assert_allclose(getattr(at, band), old[band], **close)

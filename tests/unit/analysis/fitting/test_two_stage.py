@@ -30,7 +30,10 @@ def chain(table, n_draws=0, **options):
 def test_without_noise_the_target_is_met():
     at = chain(runs(0, 0)).predict(TARGET)
 
-    loss = CHINCHILLA.evaluate({k: np.asarray([v]) for k, v in TARGET.items()}, np.asarray(list(CHINCHILLA.example.values())))  # fmt: skip
+    loss = CHINCHILLA.evaluate(
+        {k: np.asarray([v]) for k, v in TARGET.items()},
+        np.asarray(list(CHINCHILLA.example.values())),
+    )
     np.testing.assert_allclose(at.loss, loss, rtol=1e-6)
     np.testing.assert_allclose(at.y, Sigmoid(chance=0.25).evaluate({"loss": loss}, LINK), rtol=1e-6)
     assert at.extrapolated.tolist() == [True]

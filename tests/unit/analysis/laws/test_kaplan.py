@@ -10,4 +10,6 @@ def test_the_curve_is_the_printed_equation():
     found = KAPLAN.evaluate({"params": N, "tokens": D}, np.asarray(list(p.values())))
 
     ratio = p["alpha_N"] / p["alpha_D"]
-    np.testing.assert_allclose(found, ((p["N_c"] / N) ** ratio + p["D_c"] / D) ** p["alpha_D"], rtol=1e-9)  # fmt: skip
+    np.testing.assert_allclose(
+        found, ((p["N_c"] / N) ** ratio + p["D_c"] / D) ** p["alpha_D"], rtol=1e-9
+    )

@@ -74,7 +74,9 @@ def test_centred_parameters_are_those_of_the_equation(link, parameters):
     theta = problem.scale(raw)
 
     np.testing.assert_allclose(problem.unscale(theta), raw, rtol=1e-9)
-    np.testing.assert_allclose(problem.values(theta)[0] * problem.y_unit, link.evaluate({"loss": L}, raw)[0], rtol=1e-9)  # fmt: skip
+    np.testing.assert_allclose(
+        problem.values(theta)[0] * problem.y_unit, link.evaluate({"loss": L}, raw)[0], rtol=1e-9
+    )
 
 
 def test_noisy_errors_are_fitted_as_scipy_does():

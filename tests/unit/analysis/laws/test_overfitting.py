@@ -8,7 +8,9 @@ POINT = np.asarray([P[name] for name in OVERFITTING.parameter_names])
 
 
 def test_the_penalty_is_a_power_of_repetitions_and_of_parameters_per_unique_token():
-    at = {name: np.asarray([v]) for name, v in zip(OVERFITTING.inputs, (3e8, 4e10, 1e9), strict=True)}  # fmt: skip
+    at = {
+        name: np.asarray([v]) for name, v in zip(OVERFITTING.inputs, (3e8, 4e10, 1e9), strict=True)
+    }
 
     found = OVERFITTING.evaluate(at, POINT)[0]
 

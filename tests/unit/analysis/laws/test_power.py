@@ -14,7 +14,9 @@ CLUSTERS = np.repeat(np.arange(7), 3)
 def fit_power_law(x, y, *, huber=None, **options):
     """As `memscale fit` fits a curve."""
     objective = Objective(residual="value", huber=huber)
-    return fit_law(PowerLaw(), {"x": x, "loss": y}, objective=objective, accept=ALL_KINDS, **options)  # fmt: skip
+    return fit_law(
+        PowerLaw(), {"x": x, "loss": y}, objective=objective, accept=ALL_KINDS, **options
+    )
 
 
 def truth(x, E=1.7, A=400.0, alpha=0.35):

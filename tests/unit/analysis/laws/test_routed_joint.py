@@ -35,19 +35,27 @@ def test_at_a_number_of_experts_it_is_the_published_chinchilla_law(experts):
     assert P["beta"] + P["zeta"] * w == pytest.approx(nu, abs=2e-4)
     assert P["a"] * np.exp(P["delta"] * w) == pytest.approx(m, rel=3e-3)
     assert P["b"] * np.exp(P["omega"] * w) == pytest.approx(n, rel=3e-3)
-    inputs = {"n_active": np.asarray(ACTIVE), "tokens": np.full(8, 1e10), "experts": np.full(8, float(experts))}  # fmt: skip
+    inputs = {
+        "n_active": np.asarray(ACTIVE),
+        "tokens": np.full(8, 1e10),
+        "experts": np.full(8, float(experts)),
+    }
     expected = m * inputs["n_active"] ** mu + n * inputs["tokens"] ** nu + P["c"]
     np.testing.assert_allclose(ROUTED_JOINT.evaluate(inputs, POINT), expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("experts", "active", "tokens"), [(1, 5.7e9, 29.3e9), (8, 3.8e9, 44.3e9), (32, 2.85e9, 58.4e9)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("experts", "active", "tokens"), [(1, 5.7e9, 29.3e9), (8, 3.8e9, 44.3e9), (32, 2.85e9, 58.4e9)]
+)
 def test_the_published_optimum_of_a_budget(experts, active, tokens):
     """Their table 1, 1e21 FLOPs."""
     w = np.log(ROUTED.saturated_experts(np.asarray([float(experts)]), P)[0])
     dense = {
-        "A": P["a"] * np.exp(P["delta"] * w), "alpha": -(P["alpha"] + P["gamma"] * w),
-        "B": P["b"] * np.exp(P["omega"] * w), "beta": -(P["beta"] + P["zeta"] * w),
-    }  # fmt: skip
+        "A": P["a"] * np.exp(P["delta"] * w),
+        "alpha": -(P["alpha"] + P["gamma"] * w),
+        "B": P["b"] * np.exp(P["omega"] * w),
+        "beta": -(P["beta"] + P["zeta"] * w),
+    }
 
     assert compute_optimum(dense, 1e21) == pytest.approx((active, tokens), rel=0.02)
 

@@ -15,7 +15,14 @@ def two_architectures(noise=0.0):
     """The second has a third of the first's A and everything else in common."""
     dense = make_runs(CHINCHILLA, 30, noise=noise)
     example = CHINCHILLA.example
-    other = make_runs(CHINCHILLA, 30, noise=noise, seed=1, inputs_seed=1, parameters={**example, "A": example["A"] / 3})  # fmt: skip
+    other = make_runs(
+        CHINCHILLA,
+        30,
+        noise=noise,
+        seed=1,
+        inputs_seed=1,
+        parameters={**example, "A": example["A"] / 3},
+    )
     both = {k: np.concatenate([dense[k], other[k]]) for k in dense}
     return both | {"group": np.repeat([0, 1], 30)}
 
@@ -26,7 +33,11 @@ def test_shared_and_own_coefficients_come_back():
     fit = fit_law(law, two_architectures(), objective=SQUARES, n_draws=0, hold_out=False)
 
     e = CHINCHILLA.example
-    expected = {**{n: e[n] for n in ("B", "E", "alpha", "beta")}, "A[dense]": e["A"], "A[memory]": e["A"] / 3}  # fmt: skip
+    expected = {
+        **{n: e[n] for n in ("B", "E", "alpha", "beta")},
+        "A[dense]": e["A"],
+        "A[memory]": e["A"] / 3,
+    }
     assert dict(fit.parameters) == pytest.approx(expected, rel=1e-6)
 
 
@@ -37,9 +48,15 @@ def test_all_of_its_own_is_two_separate_fits():
     joint = fit_law(law, runs, objective=SQUARES, n_draws=0, hold_out=False)
 
     alone = [
-        fit_law(CHINCHILLA, {k: v[runs["group"] == g] for k, v in runs.items()}, objective=SQUARES, n_draws=0, hold_out=False)
+        fit_law(
+            CHINCHILLA,
+            {k: v[runs["group"] == g] for k, v in runs.items()},
+            objective=SQUARES,
+            n_draws=0,
+            hold_out=False,
+        )
         for g in (0, 1)
-    ]  # fmt: skip
+    ]
     assert joint.objective == pytest.approx(sum(f.objective for f in alone), rel=1e-6)
     assert joint.parameters["beta[memory]"] == pytest.approx(alone[1].parameters["beta"], rel=1e-3)
 
@@ -47,9 +64,15 @@ def test_all_of_its_own_is_two_separate_fits():
 def test_sharing_more_never_fits_better():
     runs = two_architectures(noise=0.01)
     objectives = [
-        fit_law(SharedCoefficients(CHINCHILLA, own=own, groups=GROUPS), runs, objective=SQUARES, n_draws=0, hold_out=False).objective
+        fit_law(
+            SharedCoefficients(CHINCHILLA, own=own, groups=GROUPS),
+            runs,
+            objective=SQUARES,
+            n_draws=0,
+            hold_out=False,
+        ).objective
         for own in (["A"], ["A", "alpha"], ["A", "alpha", "E"])
-    ]  # fmt: skip
+    ]
 
     assert objectives[0] >= objectives[1] * (1 - 1e-9)
     assert objectives[1] >= objectives[2] * (1 - 1e-9)
@@ -78,4 +101,7 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="two or more different names"):
         SharedCoefficients(CHINCHILLA, own=["A"], groups=["dense"])
     with pytest.raises(ValueError, match=r"group: must be 0\.\.1"):
-        fit_law(SharedCoefficients(CHINCHILLA, own=["A"], groups=GROUPS), two_architectures() | {"group": np.full(60, 7.0)})  # fmt: skip
+        fit_law(
+            SharedCoefficients(CHINCHILLA, own=["A"], groups=GROUPS),
+            two_architectures() | {"group": np.full(60, 7.0)},
+        )

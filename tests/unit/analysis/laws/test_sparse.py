@@ -35,15 +35,23 @@ def test_without_memory_it_is_the_dense_law(law):
 def test_it_never_fits_worse_than_the_dense_law(law):
     runs = make_runs(JOINT, 40, noise=0.02, seed=5)
     dense = fit_law(
-        CHINCHILLA, runs, columns={"params": "n_active"}, objective=SQUARES, n_draws=0, hold_out=False
-    )  # fmt: skip
+        CHINCHILLA,
+        runs,
+        columns={"params": "n_active"},
+        objective=SQUARES,
+        n_draws=0,
+        hold_out=False,
+    )
 
     fit = fit_law(law, runs, objective=SQUARES, n_draws=0, hold_out=False)
 
     assert fit.objective <= dense.objective * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("smaller", "larger"), [(EFFECTIVE, EFFECTIVE_GROWING), (INTERACTION, JOINT), (JOINT_SHARED, JOINT)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("smaller", "larger"),
+    [(EFFECTIVE, EFFECTIVE_GROWING), (INTERACTION, JOINT), (JOINT_SHARED, JOINT)],
+)
 def test_a_nested_form_never_fits_better(smaller, larger):
     runs = make_runs(EFFECTIVE_GROWING, 50, noise=0.02, seed=2)
 

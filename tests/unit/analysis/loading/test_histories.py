@@ -9,7 +9,7 @@ import pytest
 import analysis
 from analysis.loading.histories import COLUMNS, HistoryPoint, histories_table
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import write_json
+from orchestrator.records.json_files import write_json
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import pytest
 import analysis
 from analysis.loading.schema import declaration
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 
 SMALL = {"sizes": (32, 64), "seeds": (0, 1)}
 
@@ -322,7 +323,9 @@ def test_import_analysis_is_light():
 
 
 def test_every_name_offered_is_there():
-    assert all(callable(getattr(analysis, name)) for name in dir(analysis) if name.startswith("fit_"))  # fmt: skip
+    assert all(
+        callable(getattr(analysis, name)) for name in dir(analysis) if name.startswith("fit_")
+    )
     assert analysis.law_named("chinchilla").name == "chinchilla"
 
 

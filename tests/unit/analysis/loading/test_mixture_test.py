@@ -64,7 +64,11 @@ def test_many_configurations_are_told_apart_without_simulating():
 
 def test_noise_of_one_kind_is_one_kind():
     generator = np.random.default_rng(0)
-    for draw in (generator.standard_normal, lambda n: generator.uniform(-1, 1, n), lambda n: generator.standard_t(3, n)):  # fmt: skip
+    for draw in (
+        generator.standard_normal,
+        lambda n: generator.uniform(-1, 1, n),
+        lambda n: generator.standard_t(3, n),
+    ):
         found = [find_mixture(draw(24), JACOBIAN, LOG_SIZES) for _ in range(12)]
         assert sum(f is not None for f in found) <= 1
 
@@ -102,7 +106,9 @@ def test_the_search_mostly_finds_the_best_of_all_splits():
         size = (free**2).sum(axis=1)
         free, size = free[size > 1e-5], size[size > 1e-5]
         offset = free @ left / size
-        shares.append(ratio / (np.abs(offset) / np.sqrt((left @ left - offset**2 * size) / 8)).max())  # fmt: skip
+        shares.append(
+            ratio / (np.abs(offset) / np.sqrt((left @ left - offset**2 * size) / 8)).max()
+        )
     assert max(shares) <= 1 + 1e-9
     assert np.mean(np.asarray(shares) > 1 - 1e-9) >= 0.6
     assert np.mean(shares) > 0.97
@@ -130,6 +136,9 @@ def test_a_fit_says_it_and_the_order_of_rows_does_not_matter():
     rows = [{int(i) for i in np.flatnonzero(~z)} for z in (other, other[::-1])]
     for fit, upper in zip(fits, rows, strict=True):
         assert "the runs fall into two groups 3." in fit.sentence
-        assert f"(rows {', '.join(str(i) for i in sorted(upper)[:4])} and 8 more against the other 12)" in fit.sentence  # fmt: skip
+        assert (
+            f"(rows {', '.join(str(i) for i in sorted(upper)[:4])} and 8 more against the other 12)"
+            in fit.sentence
+        )
     assert "two groups" not in accepted.sentence
     assert accepted.parameters == fits[0].parameters

@@ -19,9 +19,15 @@ RUNS = {
 }
 LIST = [{"name": name, **run} for name, run in RUNS.items()]
 NESTED = [
-    {"name": name, "arch": {"n_params": run["n_params"]}, "metrics": {"val_loss": run["val_loss"]}, "tokens": run["tokens"], "curve": [[1, 5.0], [2, run["val_loss"]]]}
+    {
+        "name": name,
+        "arch": {"n_params": run["n_params"]},
+        "metrics": {"val_loss": run["val_loss"]},
+        "tokens": run["tokens"],
+        "curve": [[1, 5.0], [2, run["val_loss"]]],
+    }
     for name, run in RUNS.items()
-]  # fmt: skip
+]
 
 
 def sizes(source, **options):
@@ -59,11 +65,15 @@ def test_nested_lines_with_a_curve_in_each(tmp_path):
     assert analysis.load(path).table["curve"].tolist()[0] == [[1, 5.0], [2, 4.0]]
 
 
-@pytest.mark.parametrize(("ending", "opened"), [("gz", gzip.open), ("bz2", bz2.open), ("xz", lzma.open)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ending", "opened"), [("gz", gzip.open), ("bz2", bz2.open), ("xz", lzma.open)]
+)
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_compressed_files_are_tables(tmp_path, ending, opened, kind):
     frame = pd.DataFrame(LIST)
-    text = frame.to_csv(index=False) if kind == "csv" else frame.to_json(orient="records", lines=True)  # fmt: skip
+    text = (
+        frame.to_csv(index=False) if kind == "csv" else frame.to_json(orient="records", lines=True)
+    )
     path = tmp_path / f"runs.{kind}.{ending}"
     with opened(path, "wt") as file:
         file.write(text)

@@ -79,7 +79,11 @@ def test_every_kind_of_source_gives_the_same_table(tmp_path, kind):
     got = runs.table.sort_values("row")
     for name in ("params", "tokens", "loss"):
         np.testing.assert_allclose(got[name], frame[name], rtol=1e-12)
-    np.testing.assert_allclose(runs.table["flops"], 6 * got["params"].to_numpy()[runs.table["row"].argsort().argsort()] * runs.table["tokens"], rtol=1e-9)  # fmt: skip
+    np.testing.assert_allclose(
+        runs.table["flops"],
+        6 * got["params"].to_numpy()[runs.table["row"].argsort().argsort()] * runs.table["tokens"],
+        rtol=1e-9,
+    )
 
 
 def test_columns_and_units_are_those_that_were_said():
@@ -214,7 +218,9 @@ def test_what_was_loaded_loads_again():
 )  # fmt: skip
 def test_columns_as_published_sweeps_call_them(renamed, scale):
     frame = table()
-    theirs = frame.assign(**{n: frame[n] / unit for n, unit in scale.items()}).rename(columns=renamed)  # fmt: skip
+    theirs = frame.assign(**{n: frame[n] / unit for n, unit in scale.items()}).rename(
+        columns=renamed
+    )
 
     got = analysis.load(theirs).table.sort_values("row")
 
@@ -256,7 +262,9 @@ def test_runs_of_one_name_with_other_settings_are_no_duplicates():
 
     assert len(analysis.load(frame).table) == 6
     repeated = analysis.load(frame.assign(lr=1e-3, val_bpb=frame["loss"] / 3))
-    assert repeated.excluded["reason"].str.startswith("duplicate: run mlp stands in row 0").sum() == 5  # fmt: skip
+    assert (
+        repeated.excluded["reason"].str.startswith("duplicate: run mlp stands in row 0").sum() == 5
+    )
 
 
 def test_a_flagship_beside_small_runs_is_no_mixed_unit():
@@ -277,7 +285,9 @@ def test_a_flagship_beside_small_runs_is_no_mixed_unit():
 def test_a_table_without_parameters_can_be_fitted_and_not_compared():
     """One size is enough for a law of one (a learning curve over data); a comparison needs to know what is compared."""
     data = np.geomspace(1e2, 1e6, 12)
-    runs = analysis.load({"Training Dataset Size": data, "Test Cross-Entropy": 0.4 + 20 * data**-0.5})  # fmt: skip
+    runs = analysis.load(
+        {"Training Dataset Size": data, "Test Cross-Entropy": 0.4 + 20 * data**-0.5}
+    )
 
     fit = fit_law(POWER, runs.table, columns={"x": "tokens"}, n_draws=0, hold_out=False)
     assert fit.parameters["alpha"] == pytest.approx(0.5, rel=1e-4)
@@ -293,7 +303,9 @@ def test_checkpoints_of_one_run_are_noted():
 
 
 def test_models_named_by_their_sizes_have_parameters():
-    frame = pd.DataFrame({"Model": ["70M", "160M", "1.4B"], "tokens": "300B", "loss": [3.5, 3.2, 2.6]})  # fmt: skip
+    frame = pd.DataFrame(
+        {"Model": ["70M", "160M", "1.4B"], "tokens": "300B", "loss": [3.5, 3.2, 2.6]}
+    )
 
     runs = analysis.load(frame)
 

@@ -22,9 +22,11 @@ def curves(noisy_families):
 
 
 def texts(figure):
-    return [t.get_text() for axis in figure.axes for t in (axis.title, axis.xaxis.label, axis.yaxis.label)] + [
-        t.get_text() for legend in figure.legends for t in legend.get_texts()
-    ]  # fmt: skip
+    return [
+        t.get_text()
+        for axis in figure.axes
+        for t in (axis.title, axis.xaxis.label, axis.yaxis.label)
+    ] + [t.get_text() for legend in figure.legends for t in legend.get_texts()]
 
 
 def test_multipliers_have_a_panel_each_and_one_colour_per_architecture(curves):
@@ -68,9 +70,14 @@ def test_the_frontier_shows_shares_that_fill_the_panel(noisy_families):
 
 def test_the_design_figure_numbers_what_is_chosen(noisy_families):
     candidates = [
-        Candidate(name=f"{N:g}", architecture="memory", inputs={"params": N, "tokens": 20 * N}, gpu_hours=N / 1e8)
+        Candidate(
+            name=f"{N:g}",
+            architecture="memory",
+            inputs={"params": N, "tokens": 20 * N},
+            gpu_hours=N / 1e8,
+        )
         for N in (1e7, 1e8, 3e8)
-    ]  # fmt: skip
+    ]
     target = LossAt(architecture="memory", inputs={"params": 1e9, "tokens": 2e10})
     found = next_runs(noisy_families, candidates, target, n_runs=2, worth=0.0)
 

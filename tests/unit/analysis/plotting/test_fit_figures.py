@@ -33,7 +33,13 @@ def texts(figure):
 
 def curves(axis):
     """Fitted curves: lines that run beyond the runs."""
-    return [line for line in axis.lines if line.get_marker() in ("None", "", None) and len(line.get_xdata()) > 50 and line.get_linewidth() < 2.1]  # fmt: skip
+    return [
+        line
+        for line in axis.lines
+        if line.get_marker() in ("None", "", None)
+        and len(line.get_xdata()) > 50
+        and line.get_linewidth() < 2.1
+    ]
 
 
 def points(axis):
@@ -80,7 +86,9 @@ def test_the_outcome_has_its_own_name():
     runs = make_runs(CHINCHILLA, 12, noise=0.01)
     runs["eval/hellaswag_bpb"] = runs.pop("loss")
 
-    figure = draw(fit_law(CHINCHILLA, runs, outcome="eval/hellaswag_bpb", n_draws=0, hold_out=False))  # fmt: skip
+    figure = draw(
+        fit_law(CHINCHILLA, runs, outcome="eval/hellaswag_bpb", n_draws=0, hold_out=False)
+    )
 
     assert figure.axes[0].get_ylabel() == "hellaswag_bpb"
 
@@ -91,12 +99,16 @@ def test_two_bands_and_hatched_extrapolation(figure):
     assert len(bands) == 4  # two series, curve and new run
     hatched = [p for p in upper.patches if p.get_hatch()]
     assert len(hatched) == 2
-    assert max(max(c.get_xdata()) for c in curves(upper)) > 3 * max(max(p.get_xdata()) for p in points(upper))  # fmt: skip
+    assert max(max(c.get_xdata()) for c in curves(upper)) > 3 * max(
+        max(p.get_xdata()) for p in points(upper)
+    )
 
 
 def test_one_colour_per_architecture_and_the_failed_one_is_told(figure):
     styles = series_styles(["dense", "moe"])
-    assert [to_hex(c.get_color()).upper() for c in curves(figure.axes[0])] == [s.colour for s in styles.values()]  # fmt: skip
+    assert [to_hex(c.get_color()).upper() for c in curves(figure.axes[0])] == [
+        s.colour for s in styles.values()
+    ]
     assert "dense moe extrapolation" in texts(figure)
     assert "few: no curve, 4 distinct runs for 5 parameters" in texts(figure)
 
@@ -173,7 +185,9 @@ def budgets():
     table = pd.DataFrame(rows, columns=["params", "flops"])
     table["tokens"] = table["flops"] / 6 / table["params"]
     truth = np.asarray(list(CHINCHILLA.example.values()))
-    table["loss"] = CHINCHILLA.evaluate({k: table[k].to_numpy() for k in ("params", "tokens")}, truth)  # fmt: skip
+    table["loss"] = CHINCHILLA.evaluate(
+        {k: table[k].to_numpy() for k in ("params", "tokens")}, truth
+    )
     return table
 
 

@@ -17,11 +17,17 @@ def swept(
         loss = 3 + abs(np.log(lr / 3e-3)) - 0.01 * n_keys + 0.001 * seed + decay
         rows.append(
             {
-                "architecture": "memory", "preset": size, "total_params": 1000.0 + int(size[1:]),
-                "train.lr": lr, "model.n_keys": n_keys, "train.decay": decay, "loss": loss,
-                "configuration": f"{size} {lr} {n_keys} {decay}", "seed": seed,
+                "architecture": "memory",
+                "preset": size,
+                "total_params": 1000.0 + int(size[1:]),
+                "train.lr": lr,
+                "model.n_keys": n_keys,
+                "train.decay": decay,
+                "loss": loss,
+                "configuration": f"{size} {lr} {n_keys} {decay}",
+                "seed": seed,
             }
-        )  # fmt: skip
+        )
     return pd.DataFrame(rows)
 
 

@@ -13,7 +13,7 @@ from analysis.scaling import architecture_laws, comparison, missing_runs
 from analysis.scaling.comparison import compare_architectures
 from orchestrator.planning.pricing import recorded
 from orchestrator.planning.runtime_prior import Measurement
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,13 @@ def test_architectures_that_are_alike_have_bands_that_hold_one(sections):
     rows = sections[0].multipliers.table.to_frame()
     inside = rows[rows["rests on"] == "within the runs of both"]
 
-    assert set(rows["at equal"]) == {"training FLOPs", "measured training seconds", "bytes read per decoded token", "stored bytes", "active parameters"}  # fmt: skip
+    assert set(rows["at equal"]) == {
+        "training FLOPs",
+        "measured training seconds",
+        "bytes read per decoded token",
+        "stored bytes",
+        "active parameters",
+    }
     assert len(inside) >= 8
     for column in ("× that dense needs", "× the size that dense needs"):
         assert all(low <= 1 <= high for low, high in map(ends, inside[column]))
@@ -99,12 +105,16 @@ def test_one_architecture_has_no_multiplier_but_a_frontier(two_architectures):
     found = compared(two_architectures(noise=0.002).query("architecture == 'dense'"))
 
     assert not found.multipliers.figures
-    assert found.multipliers.missing == ("Multipliers compare architectures, and only dense has a law here; train another at six sizes or so, and where tokens vary at two lengths each.",)  # fmt: skip
+    assert found.multipliers.missing == (
+        "Multipliers compare architectures, and only dense has a law here; train another at six sizes or so, and where tokens vary at two lengths each.",
+    )
     assert found.frontier.figures
 
 
 def test_a_measure_that_the_table_lacks_is_named(two_architectures):
-    found = compared(two_architectures(noise=0.002).drop(columns=["train_seconds", "bytes_read_per_token"]))  # fmt: skip
+    found = compared(
+        two_architectures(noise=0.002).drop(columns=["train_seconds", "bytes_read_per_token"])
+    )
 
     assert list(found.multipliers.missing) == [
         "Not at equal measured training seconds: dense: the table has no column train_seconds.",

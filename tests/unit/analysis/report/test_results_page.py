@@ -88,7 +88,14 @@ def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results
     results_page.plt.close("all")
 
     # 30 · 32² + 200 · 32 parameters, with a table 40 · 32² more; 30 · 32² of them times 6 M are FLOPs.
-    assert headings[:6] == ["architecture", "settings", "total parameters", "active", "training FLOPs", "bits per byte"]  # fmt: skip
+    assert headings[:6] == [
+        "architecture",
+        "settings",
+        "total parameters",
+        "active",
+        "training FLOPs",
+        "bits per byte",
+    ]
     assert dense[:6] == ["dense 32w", "n_people=1000", "0.0 M", "0.0 M", "2.23e+11", "1.5 ± 0"]
     assert memory[:6] == ["memory_plus 32w", "n_people=4000", "0.1 M", "0.0 M", "2.23e+11", "1.25"]
     # Two seeds: (0.2 + 0.6) / 2 and their deviation 0.4 / √2. One: the error over its questions.

@@ -12,7 +12,7 @@ from analysis.scaling.experimental_design import next_runs
 from analysis.scaling.sweep_laws import fit_sweep_laws
 from orchestrator import cli
 from orchestrator.planning.pricing import account, make_plan
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
 from orchestrator.sweep.parsing.discovery import Source, joined
 

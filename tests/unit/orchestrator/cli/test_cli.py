@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from orchestrator import cli, diagnostics
 from orchestrator.diagnostics import Check, Severity
+from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import ControllerLock
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 
 

@@ -14,7 +14,7 @@ from orchestrator.cli.render import results
 from orchestrator.cli.render.wide_table import blocks
 from orchestrator.planning.pricing import make_plan
 from orchestrator.planning.runtime_prior import Measurement
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep import registry
 from orchestrator.sweep.load import load_sweep
 

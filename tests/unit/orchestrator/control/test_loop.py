@@ -20,9 +20,10 @@ from orchestrator.node.worker import write_error, write_result
 from orchestrator.records import locks, storage_errors
 from orchestrator.records import trial_dir as trial_dir_module
 from orchestrator.records.errors import BusyError, ExperimentError
+from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import (
     GPU_PEAK,
     Outcome,

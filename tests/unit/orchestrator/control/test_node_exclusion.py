@@ -7,7 +7,7 @@ from orchestrator.cli.render import progress
 from orchestrator.control import node_exclusion
 from orchestrator.control.node_exclusion import NODE_OUTCOMES, FailureTracker
 from orchestrator.control.status import status_from_disk
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
 

@@ -10,8 +10,9 @@ from orchestrator.control import retry_requests
 from orchestrator.control.status import cache_line, status_from_disk
 from orchestrator.control.terminal_text import printable
 from orchestrator.records import status_cache
+from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import ControllerLock
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.submit.submission import cancel
 

@@ -4,7 +4,8 @@ import pytest
 
 from orchestrator.control.status import status_from_disk
 from orchestrator.control.status_filter import parse_filter, select
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.control.sweep_list import list_sweeps
+from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import ControllerLock
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 
 

@@ -19,7 +19,8 @@ from orchestrator import cli
 from orchestrator.cli.render.evaluation import evaluation_tables
 from orchestrator.evaluation import evaluate_trials, trained_trial
 from orchestrator.records.errors import UsageError
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import EvaluationSchedule, TrialSpec
 from orchestrator.sweep import registry
 from orchestrator.tracking.sync_run import TrialSync

@@ -5,7 +5,8 @@ import re
 from typer.testing import CliRunner
 
 from orchestrator import cli
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 
 

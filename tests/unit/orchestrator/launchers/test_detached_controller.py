@@ -11,7 +11,7 @@ from orchestrator.launchers import detached_controller
 from orchestrator.launchers.detached_controller import DetachedController, controller_command
 from orchestrator.records import storage_errors
 from orchestrator.records.errors import BusyError, StoreError
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 DIES_ONCE = (
     'echo "$RAY_JOB_ID $MARK $CUDA_VISIBLE_DEVICES" >> said; '
@@ -87,7 +87,5 @@ def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
 def test_the_command_names_everything_the_controller_needs(tmp_path):
     command = controller_command(SweepDir(tmp_path), 7, address="a:1", dies_with=os.getpid())
 
-    assert command[-6:] == [
-        str(tmp_path), "7", "--address", "a:1", "--dies-with", str(os.getpid())
-    ]  # fmt: skip
+    assert command[-6:] == [str(tmp_path), "7", "--address", "a:1", "--dies-with", str(os.getpid())]
     assert controller_command(SweepDir(tmp_path), 7)[-2:] == [str(tmp_path), "7"]

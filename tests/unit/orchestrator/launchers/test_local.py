@@ -9,7 +9,7 @@ import pytest
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import DebugLauncher, ProcessLauncher, shares_gpus
 from orchestrator.records.processes import pids_with_environment
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, Resources, Retries, TrialSpec, TrialState
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"

@@ -14,7 +14,7 @@ from orchestrator.node.early_fork_server import EarlyForkServer
 from orchestrator.node.supervisor import NodeSupervisor
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"

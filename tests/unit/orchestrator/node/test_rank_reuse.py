@@ -15,7 +15,7 @@ from orchestrator.node import supervisor as supervisor_module
 from orchestrator.node.supervisor import NodeSupervisor
 from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"

@@ -15,7 +15,7 @@ from orchestrator.node.supervisor import AFTER_FAILURE_S, STOP_TIMEOUT_S, NodeSu
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import registered
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, TrialSpec
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"

@@ -20,10 +20,11 @@ from orchestrator.node import reporter, worker
 from orchestrator.node.reporter import RankReporter, StopFlag, stops_on_signal
 from orchestrator.node.worker import load_job, main
 from orchestrator.records import rank_registry
+from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import Fenced, TrialLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import RankRequest, registered
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import RSS_PEAK, Logging, Outcome, TrialSpec
 from workloads.training.reporter import Interrupted
 
@@ -460,9 +461,17 @@ def test_step_time_is_the_median_over_laps_of_training_alone():
     now = [0.0]
     pace = reporter.LapTimer(lambda: now[0])
     for step, (at, phase) in enumerate(
-        [(0.0, "data"), (9.0, "train"), (9.1, "train"), (10.0, "train"), (10.0, "evaluate"),
-         (99.0, "train"), (101.0, "train"), (104.0, "train")]
-    ):  # fmt: skip
+        [
+            (0.0, "data"),
+            (9.0, "train"),
+            (9.1, "train"),
+            (10.0, "train"),
+            (10.0, "evaluate"),
+            (99.0, "train"),
+            (101.0, "train"),
+            (104.0, "train"),
+        ]
+    ):
         now[0] = at
         pace.record(step, phase)
 

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.planning.input_data import check_data, prepare_data
 from orchestrator.planning.pricing import make_plan
 from orchestrator.records.errors import ConfigError
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
 
 SWEEP = """

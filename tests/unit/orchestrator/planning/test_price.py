@@ -14,7 +14,8 @@ from orchestrator.planning.runtime_prior import (
     RuntimePrediction,
     params_within,
 )
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec
 
 SPEC = TrialSpec(sweep="s", data={"source": "x"}, model={"architecture": "dense"}, train={}, seed=0)

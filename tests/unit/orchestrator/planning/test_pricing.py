@@ -10,7 +10,8 @@ from orchestrator.cli.render.plan import plan_tables
 from orchestrator.control import node_exclusion
 from orchestrator.planning.pricing import RATES, PlannedTrial, account, make_plan, why_new
 from orchestrator.planning.runtime_prior import Measurement, RuntimePrediction
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec
 from orchestrator.simulation import cluster_spec
 from orchestrator.simulation.planned_trials import waiting_trials

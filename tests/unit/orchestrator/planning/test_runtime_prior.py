@@ -12,7 +12,8 @@ from orchestrator.planning.runtime_prior import (
     predict_runtime,
     state_bytes_per_token,
 )
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 
 

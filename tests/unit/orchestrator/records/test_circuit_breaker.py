@@ -15,7 +15,7 @@ from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.control.status import SweepStatus
 from orchestrator.node.fork_server import _exit_code
 from orchestrator.records.circuit_breaker import WARN_EVERY_S, CircuitBreaker
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
 
 

@@ -15,7 +15,7 @@ from orchestrator.records import code_snapshot
 from orchestrator.records.code_snapshot import disagreement, installed, pinned, take, with_code
 from orchestrator.records.errors import StoreError
 from orchestrator.records.provenance import code_state
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec
 
 ROOT = Path(orchestrator.__file__).parent.parent

@@ -3,8 +3,9 @@ import os
 
 import pytest
 
+from orchestrator.records.attempt_dir import AttemptDir
+from orchestrator.records.errors import StoreError
 from orchestrator.records.journal import Journal
-from orchestrator.records.trial_dir import AttemptDir
 
 
 @pytest.fixture
@@ -70,3 +71,20 @@ def test_lines_are_on_the_disk_after_sync_and_close(attempt, monkeypatch):
         journal.metrics(1, {"a": 1})
         finish()
         assert synced[-1] == (inode, attempt.journal.stat().st_size)
+
+
+def test_torn_last_line_is_ignored_and_offsets_lead_on(attempt):
+    attempt.journal.write_bytes(b'{"t": 1, "step": 1, "metrics": {}}\n{"t": 2, "st')
+
+    (line,) = attempt.lines()
+    with attempt.journal.open("ab") as file:
+        file.write(b'ep": 2, "metrics": {}}\n')
+
+    assert [later.step for later in attempt.lines(line.end_offset)] == [2]
+
+
+def test_damaged_line_in_the_middle_is_named(attempt):
+    attempt.journal.write_bytes(b'{"t": 1, "step": 1}\nnonsense\n{"t": 2, "step": 2}\n')
+
+    with pytest.raises(StoreError, match=r"journal.jsonl: bad line before byte 29"):
+        list(attempt.lines())

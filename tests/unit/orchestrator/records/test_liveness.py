@@ -2,10 +2,10 @@
 
 import pytest
 
+from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.liveness import FIRST_LOOK_S, HeartbeatWatch, is_alive, living
 from orchestrator.records.locks import STALE_S
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import read_json, write_json
 
 DAY_S = 86_400.0
 

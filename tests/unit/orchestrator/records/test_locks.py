@@ -9,9 +9,11 @@ import pytest
 
 from orchestrator.records import locks as lease_module
 from orchestrator.records.errors import BusyError
+from orchestrator.records.json_files import write_json
 from orchestrator.records.liveness import is_alive
 from orchestrator.records.locks import STALE_S, ControllerLock, LockHeld, TrialLock, locked
-from orchestrator.records.trial_dir import SweepDir, TrialDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from orchestrator.records.locks import ControllerLock
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 lock = ControllerLock(SweepDir(Path(sys.argv[1])), submission=1)
 lock.acquire()
 print('held', flush=True)

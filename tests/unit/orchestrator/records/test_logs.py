@@ -2,7 +2,8 @@ import pytest
 
 from orchestrator.records import logs
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import TrialDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.trial_dir import TrialDir
 
 
 @pytest.fixture

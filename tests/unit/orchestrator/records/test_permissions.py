@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 from orchestrator import cli
 from orchestrator.records import code_snapshot
 from orchestrator.records.journal import Journal
+from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import ControllerLock
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.submit import submission  # noqa: F401 -- imported before the user changes
 

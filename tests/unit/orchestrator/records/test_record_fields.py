@@ -9,7 +9,9 @@ import pytest
 
 from orchestrator.records import trial_spec
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import SweepDir, TrialDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialSpec
 
 SPEC = TrialSpec(

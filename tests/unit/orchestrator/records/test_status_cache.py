@@ -9,8 +9,10 @@ from orchestrator.control.launcher_port import Launch
 from orchestrator.control.loop import Controller
 from orchestrator.control.status import status_from_disk
 from orchestrator.records import status_cache
+from orchestrator.records.json_files import remove_temporary, write_json
 from orchestrator.records.status_cache import FILE, StatusCache
-from orchestrator.records.trial_dir import SweepDir, TrialDir, remove_temporary, write_json
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
 from orchestrator.scheduling.demand import Node
 

@@ -3,14 +3,8 @@ import json
 import pytest
 
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import (
-    RESERVED_NAMES,
-    SWEEP_NAME,
-    SweepDir,
-    read_json,
-    sweep_dir,
-    write_json,
-)
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 
 SPEC = TrialSpec(
@@ -111,77 +105,3 @@ def test_later_attempt_wins_where_steps_overlap(trial):
     merged = trial.metrics()["loss"]
 
     assert {step: value for step, (_, value) in merged.items()} == {1: 1.0, 2: 20.0, 3: 30.0}
-
-
-def test_torn_last_line_is_ignored_and_offsets_lead_on(trial):
-    attempt = trial.new_attempt({})
-    attempt.journal.write_bytes(b'{"t": 1, "step": 1, "metrics": {}}\n{"t": 2, "st')
-
-    (line,) = attempt.lines()
-    with attempt.journal.open("ab") as file:
-        file.write(b'ep": 2, "metrics": {}}\n')
-
-    assert [later.step for later in attempt.lines(line.end_offset)] == [2]
-
-
-def test_damaged_line_in_the_middle_is_named(trial):
-    attempt = trial.new_attempt({})
-    attempt.journal.write_bytes(b'{"t": 1, "step": 1}\nnonsense\n{"t": 2, "step": 2}\n')
-
-    with pytest.raises(StoreError, match=r"journal.jsonl: bad line before byte 29"):
-        list(attempt.lines())
-
-
-def test_readers_never_see_half_a_record(tmp_path):
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-
-    assert read_json(path) == {"a": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_not_durable_writes_do_not_wait_for_the_disk(tmp_path, monkeypatch):
-    def refuse(file):
-        raise AssertionError("fsync")
-
-    monkeypatch.setattr("os.fsync", refuse)
-    write_json(tmp_path / "a.json", {"a": 1}, durable=False)
-
-    assert read_json(tmp_path / "a.json") == {"a": 1}
-
-
-@pytest.mark.parametrize("text", ["[1]", "{", ""])
-def test_damaged_record_says_what_to_do(tmp_path, text):
-    (tmp_path / "a.json").write_text(text)
-
-    with pytest.raises(StoreError, match="restore it or delete it"):
-        read_json(tmp_path / "a.json")
-
-
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a" * 101])
-def test_sweep_name_must_be_a_folder_of_its_own(tmp_path, name):
-    with pytest.raises(StoreError, match="sweep name"):
-        sweep_dir(tmp_path, name)
-
-
-def test_submissions_are_numbered(sweep):
-    assert [
-        sweep.add_submission({"trial_ids": []}),
-        sweep.add_submission({"trial_ids": ["t"]}),
-    ] == [1, 2]
-    assert [s["number"] for s in sweep.submissions()] == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "reserved"),
-    [
-        *((name, True) for name in ("cache", "mlartifacts", "mlflow.db", "MLflow.db-wal")),
-        *((name, False) for name in ("cached", "mlflow-baseline", "mlflow", "my_mlartifacts")),
-    ],
-)
-def test_names_of_what_lies_beside_sweeps_are_reserved(name, reserved):
-    assert SWEEP_NAME.fullmatch(name)
-    assert bool(RESERVED_NAMES.fullmatch(name)) is reserved

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.control.status import status_from_disk
 from orchestrator.records import unstarted_specs
 from orchestrator.records.errors import StoreError
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec, TrialState
 
 

@@ -50,7 +50,9 @@ def test_sizes_without_presets_are_no_settings():
 
 def test_what_follows_from_another_setting_is_not_named_too():
     matched = [trial(model__n_keys=n, model__d_ff=500 - n) for n in (16, 64)]
-    longer = [trial(train__tokens=t, train__steps=t // 10, train__warmup=t // 100) for t in (1e3, 1e4)]  # fmt: skip
+    longer = [
+        trial(train__tokens=t, train__steps=t // 10, train__warmup=t // 100) for t in (1e3, 1e4)
+    ]
 
     assert varied_settings(matched) == ("model.n_keys",)
     assert varied_settings(longer) == ("train.tokens",)
@@ -92,7 +94,12 @@ def test_a_short_number_is_the_number(value):
     assert float(setting_text(value)) == pytest.approx(value, rel=1e-11)
 
 
-@given(st.lists(st.tuples(st.sampled_from([1e-3, 3e-3]), st.sampled_from([16, 64]), st.integers(0, 2)), min_size=1))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([1e-3, 3e-3]), st.sampled_from([16, 64]), st.integers(0, 2)),
+        min_size=1,
+    )
+)
 def test_labels_tell_apart_what_differs(cells):
     trials = [trial(train__lr=lr, model__n_keys=n, data__n_people=p) for lr, n, p in cells]
 

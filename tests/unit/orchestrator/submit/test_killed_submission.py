@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.planning.pricing import make_plan
 from orchestrator.planning.runtime_prior import Measurement
-from orchestrator.records import trial_dir
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records import sweep_dir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.scheduling.demand import Node
 from orchestrator.submit import submission
 from orchestrator.submit.submission import Submission
@@ -82,7 +82,7 @@ def submit(tmp_path, monkeypatch):
     monkeypatch.setattr(submission, "exporting", lambda *a, **k: nullcontext(exporter))
     monkeypatch.setattr(submission, "_launcher", lambda *a: Launcher())
     monkeypatch.setattr(submission.code_snapshot, "take", lambda sweep: sweep.path / "code" / "c")
-    monkeypatch.setattr(trial_dir, "flush_file_system", lambda folder: None)
+    monkeypatch.setattr(sweep_dir, "flush_file_system", lambda folder: None)
     monkeypatch.setattr("os.fsync", lambda file: None)
     monkeypatch.setenv("MEMSCALE_TEST_COUNT", str(tmp_path / "count"))
     loaded = load_sweep(file)

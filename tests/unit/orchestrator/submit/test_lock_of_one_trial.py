@@ -5,7 +5,7 @@ import pytest
 from orchestrator.records.errors import BusyError
 from orchestrator.records.liveness import is_alive
 from orchestrator.records.locks import ControllerLock
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 
 def test_one_trial_each_or_all_together(tmp_path):

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.cli.app import make_plan
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.scheduling.demand import Node
 from orchestrator.submit import submission
 from orchestrator.submit.submission import Submission

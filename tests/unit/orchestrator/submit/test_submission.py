@@ -9,7 +9,7 @@ import pytest
 from orchestrator.planning.pricing import Plan, make_plan
 from orchestrator.planning.runtime_prior import Measurement
 from orchestrator.records.errors import ExperimentError, StoreError
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.submit import submission
 from orchestrator.submit.submission import Submission
 from orchestrator.sweep.load import load_sweep

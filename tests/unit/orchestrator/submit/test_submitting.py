@@ -9,13 +9,13 @@ import pytest
 
 from orchestrator.records.errors import BusyError
 from orchestrator.records.locks import submitting
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 
 HOLD = """
 import sys
 from pathlib import Path
 from orchestrator.records.locks import submitting
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 with submitting(SweepDir(Path(sys.argv[1]))):
     print('held', flush=True)
     sys.stdin.read()

@@ -4,8 +4,11 @@ import json
 import time
 from pathlib import Path
 
+from orchestrator.records.attempt_dir import AttemptDir
+from orchestrator.records.json_files import write_json
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.trial_dir import AttemptDir, SweepDir, TrialDir, write_json
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialSpec
 
 T0 = 1_700_000_000_000

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.records.trial_dir import AttemptDir
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.tracking.journal_reader import Mark, batches, final_points, metric_name
 
 NAMES = ("train/loss", "valid/loss", "train/lr")

@@ -33,7 +33,7 @@ def copied(sweep, folder, form):
     """Copy in a process of its own: trackio fixes its folder while it is imported."""
     pytest.importorskip(form)
     code = (
-        "import sys; from pathlib import Path; from orchestrator.records.trial_dir import SweepDir; "
+        "import sys; from pathlib import Path; from orchestrator.records.sweep_dir import SweepDir; "
         "from orchestrator.tracking.other_trackers.run_copy import copy_sweep; "
         "print(copy_sweep(SweepDir(Path(sys.argv[1])), Path(sys.argv[2]), form=sys.argv[3]))"
     )

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli import app
-from orchestrator.records.trial_dir import read_json, write_json
+from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import sync_state, sync_sweep
 from orchestrator.tracking.mlflow_client import TrackerError, opens_tracker

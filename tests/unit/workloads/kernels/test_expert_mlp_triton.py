@@ -31,10 +31,12 @@ def _case(n_tokens: int, d_model: int, d_expert: int, n_experts: int, top_k: int
     order, places, ends = routing.rows_by_expert(choices, n_experts)
     starts = torch.arange(0, len(choices), len(choices) // n_tokens)
     floats = (
-        draw(n_tokens, d_model), draw(n_experts, d_model, d_expert),
-        draw(n_experts, d_model, d_expert), draw(n_experts, d_expert, d_model),
+        draw(n_tokens, d_model),
+        draw(n_experts, d_model, d_expert),
+        draw(n_experts, d_model, d_expert),
+        draw(n_experts, d_expert, d_model),
         torch.rand(len(choices), generator=generator),
-    )  # fmt: skip
+    )
     routes = (order // (len(choices) // n_tokens), places, starts, ends)
     return floats, routes, choices[order], draw(n_tokens, d_model)
 

@@ -86,8 +86,11 @@ def test_scores_of_a_16_bit_table_are_single():
     table_grad, z_grad = torch.autograd.grad(found, (narrow, z), grad.bfloat16())
 
     assert (found.dtype, scores.dtype, table_grad.dtype, z_grad.dtype) == (
-        torch.bfloat16, torch.float32, torch.bfloat16, torch.float32,
-    )  # fmt: skip
+        torch.bfloat16,
+        torch.float32,
+        torch.bfloat16,
+        torch.float32,
+    )
     expected = hash_bag(narrow.float(), z, temperature=1.0, times_l1=False)[0]
     torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
 

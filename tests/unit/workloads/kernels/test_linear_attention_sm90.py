@@ -40,10 +40,19 @@ def test_products_run_on_tensor_cores_and_spill_nothing(compile_for_sm90, name):
         **{f"{x}_{step}": "i32:16" for x in "abc" for step in ("batch", "head")},
     }
     constants = {
-        "A_ROW": inner, "B_ROW": inner, "C_ROW": width, "EVEN": True,
-        "A_WIDTH": inner, "WIDTH": width, "CHUNK": triton.CHUNK, "INNER": held.inner,
-        "COLS": held.cols, "LATER": later, "EXTRA": extra, "WEIGH": weigh,
-    }  # fmt: skip
+        "A_ROW": inner,
+        "B_ROW": inner,
+        "C_ROW": width,
+        "EVEN": True,
+        "A_WIDTH": inner,
+        "WIDTH": width,
+        "CHUNK": triton.CHUNK,
+        "INNER": held.inner,
+        "COLS": held.cols,
+        "LATER": later,
+        "EXTRA": extra,
+        "WEIGH": weigh,
+    }
     made = compile_for_sm90(
         kernel, signature, constants, num_warps=held.warps, num_stages=held.stages
     )

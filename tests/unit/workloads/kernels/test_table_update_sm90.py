@@ -60,12 +60,20 @@ def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, va
             "low": "*i16:16",
         },
         {
-            "RULE": rule, "MASTER": master,
-            "WHOLE_ROW": variant == "whole row", "SQUARES": True, "GROUP": 16, "CHUNK": 512,
-            "READS": 4, "WIDTH": 256, "PRODUCTS": rule != "squares", "EVEN": True, "ASSEMBLY": True,
+            "RULE": rule,
+            "MASTER": master,
+            "WHOLE_ROW": variant == "whole row",
+            "SQUARES": True,
+            "GROUP": 16,
+            "CHUNK": 512,
+            "READS": 4,
+            "WIDTH": 256,
+            "PRODUCTS": rule != "squares",
+            "EVEN": True,
+            "ASSEMBLY": True,
         },
         num_warps=1,
-    )  # fmt: skip
+    )
 
     assert made.spills == 0
     # Two or more blocks of eight warps fit a multiprocessor's registers beside what hides latency.

@@ -48,10 +48,15 @@ def _reading(size: str, dtype: torch.dtype) -> tuple[int, int, kernels.SubKeyTil
 
 def _constants(rank: int, read: kernels.SubKeyTile, *, shared: bool = False) -> dict[str, int]:
     return {
-        "RANK": rank, "RANKS": read.ranks, "SHARED": shared, "KEY_PARTS": read.parts,
-        "SLOTS": read.slots, "COLUMNS": read.columns, "BLOCK_D": read.block,
+        "RANK": rank,
+        "RANKS": read.ranks,
+        "SHARED": shared,
+        "KEY_PARTS": read.parts,
+        "SLOTS": read.slots,
+        "COLUMNS": read.columns,
+        "BLOCK_D": read.block,
         **ONE_HEAD,
-    }  # fmt: skip
+    }
 
 
 QUERIES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -116,12 +121,18 @@ def test_gradients_of_sub_keys_come_from_tensor_cores(compile_for_sm90, query, p
         backward._key_gradient,
         _signature(query),
         {
-            "RANK": 2, "RANKS": 2, "SHARED": False, "QUERY_PARTS": parts, "TYPE": tl.bfloat16,
-            "BLOCK_N": keys, "BLOCK_T": tokens, "BLOCK_D": columns,
+            "RANK": 2,
+            "RANKS": 2,
+            "SHARED": False,
+            "QUERY_PARTS": parts,
+            "TYPE": tl.bfloat16,
+            "BLOCK_N": keys,
+            "BLOCK_T": tokens,
+            "BLOCK_D": columns,
             **ONE_HEAD,
         },
         num_warps=backward.KEY_WARPS,
-    )  # fmt: skip
+    )
 
     assert made.spills == 0
     assert "HGMMA" in made.sass

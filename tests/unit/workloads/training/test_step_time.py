@@ -160,5 +160,17 @@ def test_every_request_has_one_answer_and_a_mistake_is_one_of_them() -> None:
     assert first["n_threads"] == 1
     assert first["versions"]["torch"] == torch.__version__
     assert "d_ff must be" in second["error"]
-    assert third["error"] == "device must be auto, cpu or cuda, got 'tpu'"
+    assert third == {"error": "device must be auto, cpu or cuda, got 'tpu'", "fix": ""}
     assert "seconds" in fourth
+
+
+def test_what_to_do_stands_beside_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    answers = io.StringIO()
+
+    step_time.serve(io.StringIO(request(device="cuda")), answers)
+
+    assert json.loads(answers.getvalue()) == {
+        "error": "device: cuda was asked for, but torch sees no GPU",
+        "fix": "use auto or cpu",
+    }

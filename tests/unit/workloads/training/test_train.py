@@ -22,8 +22,9 @@ from workloads.training.data_loader import DataLoader
 from workloads.training.lr_schedule import evaluation_steps
 from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Diverged, Interrupted
-from workloads.training.train import _seed_of, run
+from workloads.training.train import run
 from workloads.training.train_step import accumulate_gradients, even_passes
+from workloads.training.trainer import _seed_of
 from workloads.training.usage_schedule import UsageSchedule
 
 LONG = pytest.mark.long
@@ -521,7 +522,8 @@ from workloads.training.usage_schedule import UsageSchedule
 from workloads.training.data_loader import DataLoader
 from workloads.training.reporter import Interrupted
 from workloads.training.rank_job import RankJob
-from workloads.training.train import _seed_of, run
+from workloads.training.train import run
+from workloads.training.trainer import _seed_of
 
 class Reporter:
     rows = []

@@ -5,7 +5,8 @@ import pytest
 from orchestrator.control.status import status_from_disk
 from orchestrator.launchers.slurm import job_records
 from orchestrator.records.errors import BusyError
-from orchestrator.records.trial_dir import SweepDir, write_json
+from orchestrator.records.json_files import write_json
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 from orchestrator.submit.submission import cancel, refuse_if_busy
 

@@ -125,7 +125,9 @@ def test_a_damaged_record_is_one_sentence(tmp_path: Path, text: str) -> None:
         recorded_inputs.read(copy, "a.yaml")
 
 
-@pytest.mark.parametrize("data", ["{source: tokens, path: tokens}", "{source: text, path: corpus, vocab_size: 300}"])  # fmt: skip
+@pytest.mark.parametrize(
+    "data", ["{source: tokens, path: tokens}", "{source: text, path: corpus, vocab_size: 300}"]
+)
 def test_folders_are_recorded_by_what_they_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
 ) -> None:

@@ -11,7 +11,7 @@ from orchestrator.cli.plan import plan_row
 from orchestrator.cli.render import plan as plans
 from orchestrator.planning.pricing import make_plan
 from orchestrator.planning.runtime_prior import Measurement
-from orchestrator.records.trial_dir import SweepDir
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.submit.submission import Submission
 from orchestrator.sweep.load import load_sweep
 

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from orchestrator.records.errors import ExperimentError
-from orchestrator.sweep.matching.step_timer import StepTimer
+from orchestrator.sweep.matching.step_timer import StepTimeError, StepTimer
 
 
 def timer(script: str, *, answer_s: float = 30.0) -> StepTimer:
@@ -47,6 +47,19 @@ def test_what_cannot_be_measured_is_an_error_and_the_process_goes_on():
         with pytest.raises(ExperimentError, match=r"could not be measured: CUDA out of memory$"):
             asked.time({"models": "large"})
         assert asked.time({"models": "small"}) == {"seconds": []}
+
+
+def test_the_fix_is_what_the_process_names_as_one():
+    script = """
+        import json, sys
+        sys.stdin.readline()
+        print(json.dumps({"error": "no GPU; none at all", "fix": "use cpu"}), flush=True)
+    """
+    with timer(script) as asked, pytest.raises(StepTimeError) as raised:
+        asked.time({})
+
+    assert raised.value.message == "step times could not be measured: no GPU; none at all"
+    assert raised.value.fix == "use cpu"
 
 
 def test_a_process_that_ends_is_quoted_and_another_one_started():

@@ -38,7 +38,12 @@ def test_rows_are_taken_and_put_where_there_are_any():
 
 
 # 64 bytes, no whole number of words, a number a row, and wider than a program copies at a time.
-SHAPES = [((32,), torch.bfloat16), ((5,), torch.bfloat16), ((), torch.float32), ((2500,), torch.float32)]  # fmt: skip
+SHAPES = [
+    ((32,), torch.bfloat16),
+    ((5,), torch.bfloat16),
+    ((), torch.float32),
+    ((2500,), torch.float32),
+]
 
 
 @pytest.mark.parametrize("programs", [1, 1024])
