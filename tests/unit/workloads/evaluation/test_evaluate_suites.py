@@ -300,6 +300,23 @@ def test_a_bad_row_is_named(change, what, tmp_path):
     assert f"{tmp_path}/a.jsonl:2: {what}" in str(raised.value)
 
 
+@pytest.mark.parametrize(("name", "task"), [("mmlu", "mmlu_5shot"), ("nll", "mmlu_nll")])
+def test_three_options_where_the_task_has_four(name, task, tmp_path):
+    row = {"subject": "art", "question": "Who?", "choices": list("abcd"), "label": 1}
+    for one in suite.load(name).tasks:
+        for file in filter(None, (one.file, one.shots_file)):
+            written(tmp_path / file, [{**row, "answers": ["b"]}] * 2)
+    written(tmp_path / "mmlu_sample.jsonl", [row, {**row, "choices": list("abc")}])
+
+    with pytest.raises(DataError) as raised:
+        prepared_suite.prepare([name], tmp_path)
+
+    assert str(raised.value) == (
+        f"{tmp_path}/mmlu_sample.jsonl:2: has 3 options, task {task} has 4; "
+        "correct it, or leave the row out"
+    )
+
+
 def test_bad_files(tmp_path):
     def said(content, name="a.jsonl.gz"):
         (tmp_path / name).write_bytes(content)
