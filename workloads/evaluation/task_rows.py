@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.readers.problems import DataError, Problems
-from workloads.evaluation import row_forms
+from workloads.evaluation import row_files
 from workloads.evaluation.suite import Suite, TaskSpec
 
 Row = dict[str, Any]
@@ -23,8 +23,8 @@ def require_files(suites: Iterable[Suite], folder: Path) -> None:
             for name in filter(None, (task.file, task.shots_file)):
                 if find(folder, name) is None:
                     missing[name] = (
-                        f"{folder / name}: not there (nor {name}.gz), and suite {suite.name} needs "
-                        f"it: {task.origin}, one JSON object per line with "
+                        f"{folder / name}: not there (nor .gz, .csv or .parquet), and suite "
+                        f"{suite.name} needs it: {task.origin}; as published, or JSON lines with "
                         f"{', '.join(sorted(task.row_fields))}"
                     )
     if missing:
@@ -32,9 +32,10 @@ def require_files(suites: Iterable[Suite], folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return the file of a name, as JSON lines or CSV, plain or compressed; None without one."""
-    names = (name, f"{name.removesuffix('.jsonl')}.csv")
-    paths = (folder / f"{one}{ending}" for one in names for ending in ("", ".gz"))
+    """Return the file of a name, as JSON lines, CSV or Parquet; None without one."""
+    stem = name.removesuffix(".jsonl")
+    lines = (f"{one}{ending}" for one in (name, f"{stem}.csv") for ending in ("", ".gz", ".zst"))
+    paths = (folder / one for one in (*lines, f"{stem}.parquet"))
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -54,7 +55,7 @@ def read(folder: Path, task: TaskSpec, *, name: str) -> list[Row]:
         raise DataError([f"{folder / name}: not there"])
     problems, rows = Problems(), []
     wanted = sorted(task.row_fields)
-    for line, row in row_forms.rows(path, problems):
+    for line, row in row_files.rows(path, problems):
         wrong = _fault(row, task)
         if wrong is None:
             rows.append({key: row[key] for key in wanted})
@@ -74,6 +75,9 @@ def _fault(row: Row, task: TaskSpec) -> tuple[str, str] | None:
     for field in ("choices", "contexts", "answers"):
         if field in task.row_fields and not _texts(row[field]):
             return f"{field} must be a list of texts, got {row[field]!r}", "correct it"
+    for field in sorted(task.row_fields - {"choices", "contexts", "answers", "label"}):
+        if not isinstance(row[field], str | int | float) or not str(row[field]).strip():
+            return f"{field} must be a text, got {row[field]!r}", "correct it"
     if task.options_field is None:
         return None
     options, label = row[task.options_field], row.get("label")

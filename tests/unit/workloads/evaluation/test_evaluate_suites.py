@@ -275,8 +275,8 @@ def test_a_missing_file_is_named_with_what_it_is(tmp_path):
     lines = str(raised.value).splitlines()
     assert len(lines) == 3
     assert lines[0] == (
-        f"{tmp_path}/mmlu_sample.jsonl: not there (nor mmlu_sample.jsonl.gz), and suite mmlu needs it: "
-        "MMLU, test, all subjects or a sample (github.com/hendrycks/test), one JSON object per line with "
+        f"{tmp_path}/mmlu_sample.jsonl: not there (nor .gz, .csv or .parquet), and suite mmlu needs it: "
+        "MMLU, test, all subjects or a sample (github.com/hendrycks/test); as published, or JSON lines with "
         "choices, label, question, subject"
     )
 
@@ -290,6 +290,8 @@ def test_a_missing_file_is_named_with_what_it_is(tmp_path):
         ({"choices": ["one"]}, "has 1 options, one cannot be chosen"),
         ({"choices": "one"}, "choices must be a list of texts, got 'one'"),
         ({"choices": ["", "x"]}, "choices must be a list of texts"),
+        ({"question": None}, "question must be a text, got None; correct it"),
+        ({"question": " "}, "question must be a text, got ' '; correct it"),
     ],
 )
 def test_a_bad_row_is_named(change, what, tmp_path):
