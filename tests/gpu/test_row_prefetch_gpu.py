@@ -52,11 +52,12 @@ def test_rows_cross_the_bus_both_ways(row, dtype):
     assert torch.equal(table.cpu(), before)
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16_master"])
 @pytest.mark.parametrize("captured", [False, True], ids=["plain", "captured"])
 @pytest.mark.parametrize("name", BY_TOKEN)
-def test_steps_have_the_bits_of_tables_on_the_gpu(name, captured):
+def test_steps_have_the_bits_of_tables_on_the_gpu(name, captured, precision):
     """Norms apart: they add up the squares of all rows, or of those that are read."""
-    ways = {"grad_clip": None, "table_precision": "bf16_master"}
+    ways = {"grad_clip": None, "table_precision": precision}
     found = []
     for place in ("device", "host"):
         step = step_of(model_of(name, place, here=HERE), **ways)

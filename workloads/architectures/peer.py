@@ -176,6 +176,7 @@ class ExpertsShape(Component):
             width=self.lookup.d_model,
             bag_size=self.lookup.rows_read,
             distinct=self.lookup.knn,
+            paired=True,
         )
 
     def param_count(self) -> ParamCount:

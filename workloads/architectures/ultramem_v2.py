@@ -190,6 +190,7 @@ class UltraMemShape(Component):
                 bag_size=self.lookup.rows_read,
                 distinct=self.lookup.knn,
                 n_readers=n_readers,
+                paired=True,
             )
             for width in self.widths
         ]

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
+from annotated_types import Interval
 from jinja2 import Environment, meta
 
 from workloads.field_error import FieldError, NonNegativeInt, PositiveInt, check_fields
@@ -41,6 +42,9 @@ class TaskSpec:
     """Where they come from, the first ones."""
     shots_of: str | None = None
     """Field that an example must share with the row (MMLU's subject)."""
+    n_options: Annotated[int, Interval(ge=2)] | None = field(default=None, repr=False)
+    """How many `choices` or `contexts` every row and example has; None: two or more. Not part of a
+    digest, since it only refuses rows."""
     max_tokens: PositiveInt = 24
     """Tokens that are generated for an answer, at most."""
     ignore_articles: bool = False
@@ -54,6 +58,13 @@ class TaskSpec:
             raise FieldError("delimiter", "must be left out, except with continuation", self.kind)
         if (self.kind == "contexts") == bool(self.prompt):
             raise FieldError("prompt", "must be given, except with kind contexts", self.prompt)
+        if self.n_options is not None and self.options_field is None:
+            raise FieldError("n_options", "must be left out where no row has options", self.kind)
+
+    @property
+    def options_field(self) -> str | None:
+        """Field of a row that holds its options; None if it has none."""
+        return next((name for name in ("contexts", "choices") if name in self.row_fields), None)
 
     @property
     def row_fields(self) -> frozenset[str]:

@@ -1,12 +1,11 @@
 """Rows of task files, each checked against what its task reads."""
 
-import gzip
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from workloads.data.readers.problems import DataError, Problems
-from workloads.evaluation import row_forms
+from workloads.evaluation import row_files
 from workloads.evaluation.suite import Suite, TaskSpec
 
 Row = dict[str, Any]
@@ -24,8 +23,8 @@ def require_files(suites: Iterable[Suite], folder: Path) -> None:
             for name in filter(None, (task.file, task.shots_file)):
                 if find(folder, name) is None:
                     missing[name] = (
-                        f"{folder / name}: not there (nor {name}.gz), and suite {suite.name} needs "
-                        f"it: {task.origin}, one JSON object per line with "
+                        f"{folder / name}: not there (nor .gz, .csv or .parquet), and suite "
+                        f"{suite.name} needs it: {task.origin}; as published, or JSON lines with "
                         f"{', '.join(sorted(task.row_fields))}"
                     )
     if missing:
@@ -33,9 +32,10 @@ def require_files(suites: Iterable[Suite], folder: Path) -> None:
 
 
 def find(folder: Path, name: str) -> Path | None:
-    """Return the file of a name, as JSON lines or CSV, plain or compressed; None without one."""
-    names = (name, f"{name.removesuffix('.jsonl')}.csv")
-    paths = (folder / f"{one}{ending}" for one in names for ending in ("", ".gz"))
+    """Return the file of a name, as JSON lines, CSV or Parquet; None without one."""
+    stem = name.removesuffix(".jsonl")
+    lines = (f"{one}{ending}" for one in (name, f"{stem}.csv") for ending in ("", ".gz", ".zst"))
+    paths = (folder / one for one in (*lines, f"{stem}.parquet"))
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -54,31 +54,17 @@ def read(folder: Path, task: TaskSpec, *, name: str) -> list[Row]:
     if path is None:
         raise DataError([f"{folder / name}: not there"])
     problems, rows = Problems(), []
-    _check_compression(path, problems)
     wanted = sorted(task.row_fields)
-    if not problems.total:
-        for line, row in row_forms.rows(path, problems):
-            wrong = _fault(row, task)
-            if wrong is None:
-                rows.append({key: row[key] for key in wanted})
-            else:
-                problems.add(path, line, *wrong)
-        if not rows and not problems.total:
-            problems.add(path, None, "holds no row", "take a complete download")
+    for line, row in row_files.rows(path, problems):
+        wrong = _fault(row, task)
+        if wrong is None:
+            rows.append({key: row[key] for key in wanted})
+        else:
+            problems.add(path, line, *wrong)
+    if not rows and not problems.total:
+        problems.add(path, None, "holds no row", "take a complete download")
     problems.raise_if_any()
     return rows
-
-
-def _check_compression(path: Path, problems: Problems) -> None:
-    if path.suffix == ".gz" and path.stat().st_size:
-        try:
-            with gzip.open(path) as file:
-                file.read(1)
-        except gzip.BadGzipFile:
-            fix = f"rename it to {path.with_suffix('').name}"
-            problems.add(path, None, "is not compressed", fix)
-        except EOFError:
-            pass  # cut short, which the reader says with the line
 
 
 def _fault(row: Row, task: TaskSpec) -> tuple[str, str] | None:
@@ -89,13 +75,19 @@ def _fault(row: Row, task: TaskSpec) -> tuple[str, str] | None:
     for field in ("choices", "contexts", "answers"):
         if field in task.row_fields and not _texts(row[field]):
             return f"{field} must be a list of texts, got {row[field]!r}", "correct it"
-    options = row.get("contexts" if task.kind == "contexts" else "choices")
-    if "label" in task.row_fields and options is not None:
-        if len(options) < 2:
-            return f"has {len(options)} options, one cannot be chosen", "correct it"
-        label = row["label"]
-        if type(label) is not int or not 0 <= label < len(options):
-            return f"label must lie in 0..{len(options) - 1}, got {label!r}", "count from 0"
+    for field in sorted(task.row_fields - {"choices", "contexts", "answers", "label"}):
+        if not isinstance(row[field], str | int | float) or not str(row[field]).strip():
+            return f"{field} must be a text, got {row[field]!r}", "correct it"
+    if task.options_field is None:
+        return None
+    options, label = row[task.options_field], row.get("label")
+    if len(options) < 2:
+        return f"has {len(options)} options, one cannot be chosen", "correct it"
+    if task.n_options is not None and len(options) != task.n_options:
+        what = f"has {len(options)} options, task {task.name} has {task.n_options}"
+        return what, "correct it, or leave the row out"
+    if "label" in task.row_fields and (type(label) is not int or not 0 <= label < len(options)):
+        return f"label must lie in 0..{len(options) - 1}, got {label!r}", "count from 0"
     return None
 
 

@@ -13,6 +13,7 @@ from workloads.layers.memory.lookup_grad import sums_bytes
 from workloads.layers.memory.sparse_gradient import REDUCED_FROM
 from workloads.layers.memory.table import TableComponent
 from workloads.layers.modules.linear import VocabularyComponent
+from workloads.layers.modules.usage_stats import MemoryUsage
 from workloads.sharding.column_parallel import split_columns
 from workloads.sharding.materialise import Layout
 from workloads.training.config import TrainConfig
@@ -43,8 +44,8 @@ class TrainingMemory:
     keep of a table and of a master. Of tables that `memory_ranks` share out it is the largest part,
     and of dense parameters that all ranks shard an equal part. Of tables in the host's memory, the
     rank's device holds only the rows that it fetched, and what is kept per row or block of a row.
-    Left out: step counts, buffers, the batch, and how much more than an equal part one rank has of
-    what does not divide evenly.
+    Left out: step counts, small buffers, the batch, and how much more than an equal part one rank
+    has of what does not divide evenly.
     """
 
     parameters: int
@@ -69,6 +70,11 @@ class TrainingMemory:
     """The same of the whole step: every rank makes the whole update of a table."""
     sorting: int
     """What the update needs for a moment, beside the reads."""
+    usage: int = 0
+    """Of every row, what its readers record of its use, also where the table lies in the host's
+    memory or ranks share it out."""
+    recording: int = 0
+    """What a pass that records use counts for a moment, of one layer."""
     gathered: int = 0
     """Of sharded dense parameters, what is whole for a while: weights and gradients of embedding
     and head; weights of two blocks, one that runs and one that is fetched; a block's gradients, and
@@ -83,9 +89,9 @@ class TrainingMemory:
         activations are gone.
         """
         held = self.parameters + self.gradients + self.optimizer_state + self.weight_copies
-        held += self.held_rows
+        held += self.held_rows + self.usage
         passes = (1.0 + TEMPORARIES) * self.activations + self.fetched_rows + self.own_reads
-        passes += self.gathered
+        passes += self.recording + self.gathered
         return held + max(passes, self.all_reads + self.sorting)
 
 
@@ -194,6 +200,9 @@ def training_memory(
         own_reads=deferred.own,
         all_reads=deferred.all,
         sorting=deferred.sorting,
+        usage=int(MemoryUsage.BYTES_PER_ROW * sum(n * table.usage_rows for n, table in tables)),
+        recording=MemoryUsage.RECORDING_BYTES_PER_ROW
+        * max((table.n_rows for _, table in tables), default=0),
         gathered=gathered,
     )
 

@@ -82,6 +82,12 @@ class RowPrefetch:
         copies = self._copies.get(name)
         return None if copies is None or copies.table.held is None else copies.current
 
+    def held_ids(self, name: str) -> Tensor | None:
+        """Return the ids of those rows in the table, ascending; None where it reads the table."""
+        copies = self._copies.get(name)
+        held = None if copies is None else copies.table.held
+        return None if held is None else held.ids
+
     def write_back(self) -> None:
         """Write the updated copies into the tables, which are read themselves from now on."""
         if not any(copies.table.held for copies in self._copies.values()):

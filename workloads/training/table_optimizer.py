@@ -204,6 +204,7 @@ class TableOptimizer:
                 rule,
                 self._coefficient,
                 mean_squares=self._mean_squares(table, sums),
+                row_ids=self.prefetch.held_ids(name),
             )
             torch.autograd.graph.increment_version(table.weight)
         self.prefetch.write_back()

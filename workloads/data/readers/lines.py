@@ -71,11 +71,15 @@ def numbered_lines(path: InputFile, problems: Problems) -> Iterator[tuple[int, s
                         "convert the file, for example with iconv -t UTF-8",
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        problems.add(path, number + 1, f"damaged gzip stream ({error})", "copy the file again")
+        problems.add_damage(
+            path, number + 1, f"damaged gzip stream ({error})", "copy the file again"
+        )
     except OSError as error:
         if path.suffix != ".zst" or error.errno is not None:
             raise  # the storage's, not the file's
-        problems.add(path, number + 1, f"damaged zstd stream ({error})", "copy the file again")
+        problems.add_damage(
+            path, number + 1, f"damaged zstd stream ({error})", "copy the file again"
+        )
 
 
 def _open(path: InputFile, problems: Problems) -> IO[bytes] | None:

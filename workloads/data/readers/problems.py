@@ -1,5 +1,6 @@
 """Errors in input files, collected with their places and raised together."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,14 +30,28 @@ class Problems:
     def __init__(self) -> None:
         """Start without any."""
         self._shown: list[str] = []
-        self.total = 0
+        self._counts = Counter[str]()
+
+    @property
+    def total(self) -> int:
+        """Mistakes so far."""
+        return self._counts.total()
 
     def add(self, file: object, line: int | None, message: str, fix: str) -> None:
         """Note one mistake of a file; line is 1-based, None if the mistake has no line."""
-        self.total += 1
+        self._counts[str(file)] += 1
         if len(self._shown) < SHOWN:
             place = f"{file}:{line}" if line is not None else str(file)
             self._shown.append(f"{place}: {message}; {fix}")
+
+    def add_damage(self, file: object, line: int, message: str, fix: str) -> None:
+        """Note that a file cannot be read on, in place of its other mistakes, which follow from it.
+
+        A damaged stream gives lines of nonsense before its check sum is reached.
+        """
+        del self._counts[str(file)]
+        self._shown = [one for one in self._shown if not one.startswith(f"{file}:")]
+        self.add(file, line, message, fix)
 
     def raise_if_any(self) -> None:
         """Raise DataError if anything was added."""

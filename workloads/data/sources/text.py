@@ -103,9 +103,11 @@ class Config:
         del log
         require_files(self.files(), self.FORMAT)
         problems = Problems()
-        for path in (*expand(self.path), *expand(self.valid_path or ())):
-            for _ in islice(_read(self, (path,), problems), _CHECKED_DOCUMENTS):
-                pass
+        n_read = {
+            path: sum(1 for _ in islice(_read(self, (path,), problems), _CHECKED_DOCUMENTS))
+            for path in (*expand(self.path), *expand(self.valid_path or ()))
+        }
+        _require_text(expand(self.path), sum(map(n_read.__getitem__, expand(self.path))), problems)
         problems.raise_if_any()
 
     def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
@@ -256,6 +258,11 @@ def _tokenizer(
     return tokenizer
 
 
+def _require_text(paths: Sequence[Path], n_documents: int, problems: Problems) -> None:
+    if not n_documents and not problems.total:
+        problems.add(paths[0], None, "holds no text", "give a file with at least one document")
+
+
 def _scan(config: Config, folder: Path, log: Callable[[str], None]) -> _Scan:
     """Read everything once: find every mistake, the size, and where to cut the held-out part."""
     record = folder / "scan.json"
@@ -272,8 +279,7 @@ def _scan(config: Config, folder: Path, log: Callable[[str], None]) -> _Scan:
         lowest = min(lowest, place)
         below += place < config.valid_share
     paths = expand(config.path)
-    if not scan.n_documents and not problems.total:
-        problems.add(paths[0], None, "holds no text", "give a file with at least one document")
+    _require_text(paths, scan.n_documents, problems)
     if config.valid_path is not None:
         valid_paths = expand(config.valid_path)
         n_valid = sum(1 for _ in _read(config, valid_paths, problems))

@@ -28,13 +28,15 @@ class RowSums(Protocol):
         coefficient: Float[Tensor, ""] | None = None,
         *,
         mean_squares: Float[Tensor, " rows"] | None = None,
+        row_ids: Int[Tensor, " rows"] | None = None,
     ) -> Float[Tensor, ""]:
         """Update table and state by the sums times `coefficient`.
 
         Return the norm of the sums without it.
 
         `mean_squares`, of every row's sum without the coefficient, is for the rowwise rule where
-        the table holds some columns of its rows only.
+        the table holds some columns of its rows only. `row_ids` are the rows' places in the whole
+        table, where they are copies of some of them; else they count from `rule.origin`.
         """
 
     def update_with_products_(

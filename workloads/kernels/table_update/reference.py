@@ -58,6 +58,7 @@ class ReferenceRowSums:
         coefficient: Float[Tensor, ""] | None = None,
         *,
         mean_squares: Float[Tensor, " rows"] | None = None,
+        row_ids: Int[Tensor, " rows"] | None = None,
     ) -> Float[Tensor, ""]:
         """Update table and state by the sums times `coefficient`.
 
@@ -68,6 +69,7 @@ class ReferenceRowSums:
         if rule.kind == "adamw":
             rows = torch.arange(len(table), device=table.device)
             g = g.new_zeros(table.shape).index_copy_(0, self._rows, g)
+        named = rows + rule.origin[0] if row_ids is None else row_ids[rows].long()
         w = table.detach()[rows]
         w = join(w, state["low"][rows]) if "low" in state else w.to(g.dtype)
         w.mul_(1 - rule.lr * rule.weight_decay)
@@ -79,8 +81,8 @@ class ReferenceRowSums:
             s.mul_(rule.beta2).addcmul_(g, g, value=1 - rule.beta2)
             denominator = (s.sqrt() / math.sqrt(1 - rule.beta2**rule.step)).add_(rule.eps)
             w.addcdiv_(m, denominator, value=-rule.lr / (1 - rule.beta1**rule.step))
-            _write(state["exp_avg"], rows, m, rule, stream=1)
-            _write(state["exp_avg_sq"], rows, s, rule, stream=2)
+            _write(state["exp_avg"], rows, m, rule, named, stream=1)
+            _write(state["exp_avg_sq"], rows, s, rule, named, stream=2)
         elif rule.kind == "rowwise":
             now = g.square().mean(1)
             if mean_squares is not None:
@@ -96,7 +98,7 @@ class ReferenceRowSums:
             table.detach().index_copy_(0, rows, high)
             state["low"].index_copy_(0, rows, low)
         else:
-            _write(table.detach(), rows, w, rule, stream=0)
+            _write(table.detach(), rows, w, rule, named, stream=0)
         return self.norm()
 
     def update_with_products_(
@@ -117,8 +119,11 @@ def mean_square(
     return torch.where(before == 0, now, rule.beta2 * before + (1 - rule.beta2) * now)
 
 
-def _write(into: Tensor, rows: Tensor, values: Tensor, rule: Rule, *, stream: int) -> None:
+def _write(
+    into: Tensor, rows: Tensor, values: Tensor, rule: Rule, named: Tensor, *, stream: int
+) -> None:
+    """Write rows; in bf16 by the random numbers of what they are named in the whole table."""
     if into.dtype == torch.bfloat16:
-        row, column = rule.origin
-        values = round_to_bf16(values, rows + row, key=rule.key(stream), first_column=column)
+        key, first_column = rule.key(stream), rule.origin[1]
+        values = round_to_bf16(values, named, key=key, first_column=first_column)
     into.index_copy_(0, rows, values)

@@ -60,9 +60,12 @@ class TritonRowSums:
         coefficient: Float[Tensor, ""] | None = None,
         *,
         mean_squares: Float[Tensor, " rows"] | None = None,
+        row_ids: Int[Tensor, " rows"] | None = None,
     ) -> Float[Tensor, ""]:
         """Update table and state, return the norm."""
-        norm, _ = self._update(state, rule, coefficient, products=False, mean_squares=mean_squares)
+        norm, _ = self._update(
+            state, rule, coefficient, products=False, mean_squares=mean_squares, row_ids=row_ids
+        )
         return norm
 
     def update_with_products_(
@@ -84,6 +87,7 @@ class TritonRowSums:
         *,
         products: bool,
         mean_squares: Tensor | None = None,
+        row_ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         whole_row = None
         if rule.kind == "rowwise":
@@ -96,7 +100,12 @@ class TritonRowSums:
                     mean_squares = self.row_squares() / self._table.shape[1]
                 self._update_mean_square(state["mean_square"], rule, coefficient, mean_squares)
         squares, found = self._pass(
-            rule, state=state, coefficient=coefficient, products=products, block_width=whole_row
+            rule,
+            state=state,
+            coefficient=coefficient,
+            products=products,
+            block_width=whole_row,
+            row_ids=row_ids,
         )
         return squares.sum().sqrt(), found
 
@@ -121,6 +130,7 @@ class TritonRowSums:
         only_squares: bool = False,
         products: bool = False,
         block_width: int | None = None,
+        row_ids: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Float[Tensor, "blocks rows"], Float[Tensor, " reads"] | None]:
         """Go over the rows once.
 
@@ -139,12 +149,14 @@ class TritonRowSums:
             *todo.arguments,
             squares=squares,
             coefficient=coefficient,
+            row_ids=self._reads.starts if row_ids is None else row_ids,
             **_kept(state or {}, self._table),
             **_numbers(rule),
             RULE="squares" if only_squares else rule.kind,
             MASTER="low" in (state or {}),
             WHOLE_ROW=block_width is not None,
             SQUARES=self._squares is None,
+            COPIES=row_ids is not None,
             GROUP=_GROUP,
             **todo.tiling,
         )
@@ -190,20 +202,20 @@ def _update_rows(
     # `begin_pass`: the sorted reads, the table, and where the products go.
     x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
     n_rows, n_reads, width,
-    # Sums of squares, the clipping coefficient, and the rule's state (`_kept`).
-    squares, coefficient, first, second, low,
+    # Sums of squares, the clipping coefficient, ids of copied rows, the rule's state (`_kept`).
+    squares, coefficient, row_ids, first, second, low,
     # The rule's numbers (`_numbers`).
     decay, step_size, beta1, rest1, beta2, rest2, correction2, eps,
     table_key, first_key, second_key, origin_row, origin_column,
     # What is compiled in: the rule, and the tiling of `begin_pass`.
     RULE: tl.constexpr, MASTER: tl.constexpr, WHOLE_ROW: tl.constexpr, SQUARES: tl.constexpr,
-    GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr, WIDTH: tl.constexpr,
-    PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
+    COPIES: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr,
+    WIDTH: tl.constexpr, PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sum GROUP rows, one after another, and apply RULE to each (equations: `update_rules.Rule`).
 
     A program has WIDTH columns of its rows. x is (bags, width), table, low and moments (rows,
-    width), squares (blocks, rows), the row-wise moment (rows,).
+    width), squares (blocks, rows), the row-wise moment and the ids of COPIES (rows,).
     """
     first_row = tl.program_id(0).to(tl.int64) * GROUP
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -215,7 +227,7 @@ def _update_rows(
         end = tl.load(starts + row + 1)
         if (end > lo) | (RULE == "adamw"):
             place = tl.cast(row, tl.int64) * width + cols
-            random_row = row + origin_row
+            random_row = tl.load(row_ids + row) if COPIES else row + origin_row
             w = tl.zeros([1, WIDTH], tl.float32)
             # Asked for before the reads are summed, so that it arrives meanwhile.
             if RULE != "squares":

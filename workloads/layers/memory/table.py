@@ -240,6 +240,8 @@ class TableComponent(Component):
     """Read by signs: under autocast in its type, like the weight of a product."""
     by_token: bool = False
     """Whether tokens alone name the rows (`token_reads.py`)."""
+    paired: bool = False
+    """One of two tables of which the same ids are read, so that their use is recorded once."""
 
     def param_count(self) -> ParamCount:
         """Count the rows once, however many layers read them."""
@@ -277,6 +279,11 @@ class TableComponent(Component):
     def reads(self) -> int:
         """Rows that one token reads in all layers, each as often as it is read."""
         return self.n_readers * self.bag_size
+
+    @property
+    def usage_rows(self) -> float:
+        """Rows of which the readers record the use (`MemoryUsage`), this table's share of them."""
+        return self.n_readers * self.n_rows / (2 if self.paired else 1)
 
     def sparse_gradient_bytes_per_token(self, *, element_bytes: int) -> int:
         """Return what a deferred gradient keeps until the update (`LookupGrad`).

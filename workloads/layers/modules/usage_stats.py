@@ -125,6 +125,10 @@ class MemoryUsage(Usage):
     """
 
     FAMILY: ClassVar[str] = "memory"
+    BYTES_PER_ROW: ClassVar[int] = 8 + 8 + 1
+    """Of what is kept: `mass`, `reads`, `ever`."""
+    RECORDING_BYTES_PER_ROW: ClassVar[int] = 8
+    """Of the reads of one pass, which `record` counts for a moment."""
     mass: Tensor
     reads: Tensor
     ever: Tensor

@@ -199,6 +199,14 @@ def test_missing_files_are_named_with_the_expected_format(corpus_file, tmp_path,
     assert f"data.valid_path: {empty} is a folder" in second
 
 
+@pytest.mark.parametrize("content", ["", '{"text": ""}\n'])
+def test_a_corpus_without_text_is_refused_before_it_is_prepared(tmp_path, content):
+    path = tmp_path / "c.jsonl"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"c\.jsonl: holds no text; give a file"):
+        Config(path=str(path), vocab_size=300).check()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -275,8 +275,8 @@ def test_a_missing_file_is_named_with_what_it_is(tmp_path):
     lines = str(raised.value).splitlines()
     assert len(lines) == 3
     assert lines[0] == (
-        f"{tmp_path}/mmlu_sample.jsonl: not there (nor mmlu_sample.jsonl.gz), and suite mmlu needs it: "
-        "MMLU, test, all subjects or a sample (github.com/hendrycks/test), one JSON object per line with "
+        f"{tmp_path}/mmlu_sample.jsonl: not there (nor .gz, .csv or .parquet), and suite mmlu needs it: "
+        "MMLU, test, all subjects or a sample (github.com/hendrycks/test); as published, or JSON lines with "
         "choices, label, question, subject"
     )
 
@@ -290,6 +290,8 @@ def test_a_missing_file_is_named_with_what_it_is(tmp_path):
         ({"choices": ["one"]}, "has 1 options, one cannot be chosen"),
         ({"choices": "one"}, "choices must be a list of texts, got 'one'"),
         ({"choices": ["", "x"]}, "choices must be a list of texts"),
+        ({"question": None}, "question must be a text, got None; correct it"),
+        ({"question": " "}, "question must be a text, got ' '; correct it"),
     ],
 )
 def test_a_bad_row_is_named(change, what, tmp_path):
@@ -298,6 +300,23 @@ def test_a_bad_row_is_named(change, what, tmp_path):
     with pytest.raises(DataError) as raised:
         task_rows.read(tmp_path, task_of("choices"), name="a.jsonl")
     assert f"{tmp_path}/a.jsonl:2: {what}" in str(raised.value)
+
+
+@pytest.mark.parametrize(("name", "task"), [("mmlu", "mmlu_5shot"), ("nll", "mmlu_nll")])
+def test_three_options_where_the_task_has_four(name, task, tmp_path):
+    row = {"subject": "art", "question": "Who?", "choices": list("abcd"), "label": 1}
+    for one in suite.load(name).tasks:
+        for file in filter(None, (one.file, one.shots_file)):
+            written(tmp_path / file, [{**row, "answers": ["b"]}] * 2)
+    written(tmp_path / "mmlu_sample.jsonl", [row, {**row, "choices": list("abc")}])
+
+    with pytest.raises(DataError) as raised:
+        prepared_suite.prepare([name], tmp_path)
+
+    assert str(raised.value) == (
+        f"{tmp_path}/mmlu_sample.jsonl:2: has 3 options, task {task} has 4; "
+        "correct it, or leave the row out"
+    )
 
 
 def test_bad_files(tmp_path):

@@ -240,6 +240,24 @@ def test_a_part_is_updated_as_the_whole_is_there(kind, part, dtype, master):
         assert torch.equal(value, state[name][rows] if value.ndim == 1 else state[name][part])
 
 
+@pytest.mark.parametrize("kind", ["lazy_adamw", "rowwise", "sgd"])
+def test_copies_of_rows_are_rounded_as_the_rows_are(kind):
+    generator = torch.Generator().manual_seed(2)
+    table = torch.randn(10, 16, generator=generator).bfloat16()
+    row_ids = torch.tensor([1, 4, 8])
+    copies = table[row_ids]
+    places, weights = torch.tensor([[2], [0], [1]]), torch.ones(3, 1)
+    x = torch.randn(3, 16, generator=generator)
+    state, own_state = new_state(kind, table), new_state(kind, copies)
+    rule = Rule(kind=kind, step=1, **RULE)
+
+    row_sums(table, row_ids[places], weights, x).update_(state, rule)
+    row_sums(copies, places, weights, x).update_(own_state, rule, row_ids=row_ids.int())
+
+    assert torch.equal(copies, table[row_ids])
+    assert all(torch.equal(value, state[name][row_ids]) for name, value in own_state.items())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(10, 0), (0, 7)])
 def test_a_part_without_rows_or_columns_is_updated_to_nothing(kind, shape):

@@ -14,7 +14,7 @@ from workloads.kernels.table_update import triton as kernels
 pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
 
 POINTERS = {
-    **dict.fromkeys(("read_bags", "starts", "splits_end"), "*i32:16"),
+    **dict.fromkeys(("read_bags", "starts", "splits_end", "row_ids"), "*i32:16"),
     **dict.fromkeys(
         ("read_weights", "split_sums", "products", "squares", "coefficient"), "*fp32:16"
     ),
@@ -34,6 +34,8 @@ RULES = [
     ("lazy_adamw", None),
     ("rowwise", None),
     ("rowwise", "whole row"),
+    ("lazy_adamw", "copies"),
+    ("rowwise", "copies"),
     ("sgd", None),
 ]
 
@@ -64,6 +66,7 @@ def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, va
             "MASTER": master,
             "WHOLE_ROW": variant == "whole row",
             "SQUARES": True,
+            "COPIES": variant == "copies",
             "GROUP": 16,
             "CHUNK": 512,
             "READS": 4,

@@ -223,9 +223,10 @@ def test_products_are_with_the_rows_as_they_were(kind):
     assert torch.equal(table, alone)
 
 
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("origin", [(0, 0), (2**31, 40)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_bf16_has_the_references_random_numbers(kind, origin):
+def test_bf16_has_the_references_random_numbers(kind, origin, copies):
     """Every row is read once, so sums have no order.
 
     What is stored may differ where fp32 does in its last bits.
@@ -238,9 +239,12 @@ def test_bf16_has_the_references_random_numbers(kind, origin):
     x = torch.randn(4, 17, generator=generator)
     ids, weights = torch.randperm(16, generator=generator).view(4, 4), torch.ones(4, 4)
     expected, state, expected_state = table.clone(), new_state(kind, table), new_state(kind, table)
+    row_ids = torch.arange(16) * 2**29 if copies else None
 
-    reference.ReferenceRowSums(expected, ids, weights, x).update_(expected_state, first)
-    kernel.TritonRowSums(table, ids, weights, x).update_(state, first)
+    reference.ReferenceRowSums(expected, ids, weights, x).update_(
+        expected_state, first, row_ids=row_ids
+    )
+    kernel.TritonRowSums(table, ids, weights, x).update_(state, first, row_ids=row_ids)
 
     pairs = [(table, expected), *((state[name], expected_state[name]) for name in state)]
     for found, wanted in pairs:

@@ -14,8 +14,9 @@ from workloads.distributed.collectives import Pending
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
 from workloads.layers.memory.lookup_grad import LookupGrad, sums_bytes
-from workloads.layers.memory.table import MemoryTable
+from workloads.layers.memory.table import MemoryTable, TableComponent
 from workloads.layers.modules.init import initialise
+from workloads.layers.modules.usage_stats import MemoryUsage
 from workloads.sharding import column_parallel, row_parallel, table_route
 from workloads.sharding.materialise import shard_tables
 from workloads.sharding.table_route import TableRoute
@@ -110,6 +111,13 @@ def _held(config: Any, train: TrainConfig) -> dict[str, int]:
     return {
         **held,
         "parameters": sum(p.nbytes for p in model.parameters()),
+        "usage": sum(
+            buffer.nbytes
+            for module in model.modules()
+            if isinstance(module, MemoryUsage)
+            for buffer in module.buffers()
+            if buffer.shape == module.mass.shape
+        ),
         "optimizer_state": sum(tensor.nbytes for tensor in moments),
     }
 
@@ -131,6 +139,21 @@ def test_so_does_every_architecture_with_tables(name):
     held, estimate = _held(_smallest(name), train), _estimate(_smallest(name), train)
 
     assert held == {each: getattr(estimate, each) for each in held}
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_a_pass_that_records_use_holds_what_is_estimated(place):
+    config = engram.Config(**engram.PRESETS["10m"])
+    usage = MemoryUsage(n_rows := 100_000)
+    estimate = _estimate(config, _train(table_optimizer="rowwise"), tables_on_host=place == "host")
+    rows = [t.n_rows for _, t in config.components(VOCAB_SIZE) if isinstance(t, TableComponent)]
+    read = torch.zeros(1, 1, dtype=torch.int64)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        usage.record(read, torch.ones(1, 1))
+    made = max(event.self_cpu_memory_usage for event in profile.key_averages())
+
+    assert made == pytest.approx(8 * n_rows, rel=0.01)
+    assert (estimate.usage, estimate.recording) == (17 * sum(rows), 8 * max(rows))
 
 
 def test_one_without_tables_takes_sixteen_bytes_a_parameter():

@@ -120,6 +120,9 @@ def test_steps_have_the_bits_of_tables_on_the_device(name, passes):
     ("rule", "precision"),
     [
         ("lazy_adamw", "fp32"),
+        ("lazy_adamw", "bf16"),
+        ("rowwise", "bf16"),
+        ("sgd", "bf16"),
         ("lazy_adamw", "bf16_master"),
         ("rowwise", "bf16_master"),
         ("sgd", "fp32"),

@@ -428,3 +428,54 @@ def test_a_trial_whose_tables_move_to_or_from_the_host_keeps_its_bits(
         checkpoint.load(each.checkpoints / "final")["weights"] for each in (job, moved)
     )
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
+
+
+SHARDED_STEPS = """
+import torch
+from workloads.distributed import process_group
+from workloads.distributed.mesh import make_mesh
+from workloads.layers.memory.table import MemoryTable
+from workloads.layers.modules.init import initialise
+from workloads.sharding.materialise import materialise_model
+from workloads.training.config import TrainConfig
+from workloads.training.table_optimizer import TableOptimizer
+
+cpu = torch.device("cpu")
+where = {"rank": rank, "size": size, "device": cpu, "rendezvous": folder / f"meet-{rule}-{size}"}
+with process_group.join(**where) as world:
+    mesh = make_mesh(world, memory=size)
+    model = materialise_model(
+        lambda: torch.nn.Sequential(MemoryTable(37, 8)), mesh, layout="rows", here=cpu
+    )
+    initialise(model, 0)
+    config = TrainConfig(
+        tokens=8, batch_tokens=8, seq_len=8, lr=0.01, table_optimizer=rule, table_precision="bf16"
+    )
+    optimizer = TableOptimizer(model, config, mesh, seed=3)
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        # Small whole numbers, whose sums have no order.
+        ids = torch.randint(37, (24, 2), generator=draw)
+        upstream = torch.randint(-3, 4, (24, 8), generator=draw).bfloat16()
+        mine = world.local_range(24)
+        mine = slice(mine.start, mine.stop)
+        model[0](ids[mine], torch.ones(ids[mine].shape)).backward(upstream[mine])
+        optimizer.clip()
+        optimizer.step(0.01)
+    part = model[0].weight.detach()
+    torch.save(part, folder / f"{rule}-{rank}-of-{size}.pt")
+"""
+
+
+@pytest.mark.parametrize("rule", ["deferred_adamw", "rowwise"])
+def test_bf16_rows_are_rounded_alike_on_any_number_of_ranks(rule, tmp_path, run_ranks):
+    def trained_on(size):
+        run_ranks(SHARDED_STEPS, size, {"size": size, "folder": tmp_path, "rule": rule})
+        parts = [torch.load(tmp_path / f"{rule}-{rank}-of-{size}.pt") for rank in range(size)]
+        assert len({len(part) for part in parts}) > 1 or size == 1
+        return torch.cat(parts)
+
+    alone = trained_on(1)
+
+    assert alone.dtype == torch.bfloat16
+    assert all(torch.equal(alone, trained_on(size)) for size in (2, 4))

@@ -123,6 +123,17 @@ def test_half_a_character_is_a_mistake_with_its_line(tmp_path):
     ]
 
 
+def test_of_a_damaged_stream_the_lines_of_nonsense_are_not_reported(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    lines = "".join(json.dumps({"text": f"{i * i} rivers"}) + "\n" for i in range(3_000))
+    whole = bytearray(gzip.compress(lines.encode()))
+    whole[len(whole) // 2] ^= 0xFF
+    path.write_bytes(whole)
+    (only,) = mistakes(path)
+    assert "damaged gzip stream" in only
+    assert only.endswith("copy the file again")
+
+
 def test_zstd_is_read_like_gzip_and_damage_is_one_sentence(tmp_path):
     import pyarrow
 
