@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import start_profile
 import torch
 import yaml
 from training_speed import text
+from trial_parts import launched_at
 
 from orchestrator.records.trial_dir import SweepDir
 
@@ -48,9 +50,14 @@ def main() -> None:
             environment = dict(os.environ) if on_gpu else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
             if arguments.profile:
                 environment |= start_profile.install(folder / "profiles" / way)
+            started_at = time.time()
             submit(way, trials, folder, arguments, environment)
             print(f"\n{way}\n")
-            table(SweepDir(folder / "runs" / way))
+            sweep = SweepDir(folder / "runs" / way)
+            planned_s = sweep.submission(1)["submitted_at"] - started_at
+            until_s = min(launched_at(t.attempts()[0]) for t in sweep.trials()) - started_at
+            print(f"{planned_s:.1f} s to the plan's end, {until_s:.1f} s to the first launch\n")
+            table(sweep)
             profiles[way] = start_profile.read(folder / "profiles" / way)
         if arguments.profile:
             start_profile.tables(profiles)
@@ -90,7 +97,7 @@ def table(sweep: SweepDir) -> None:
     print("| trial | " + " | ".join(f"{phase} s" for phase in PHASES) + " |")
     print("|---" * (1 + len(PHASES)) + "|")
     attempts = [trial.attempts()[0] for trial in sweep.trials() if trial.attempts()]
-    attempts.sort(key=lambda attempt: float((attempt.launch() or {})["started_at"]))
+    attempts.sort(key=launched_at)
     for number, attempt in enumerate(attempts, start=1):
         events = (line.event for line in attempt.lines() if line.event is not None)
         seconds = next(e["seconds"] for e in events if e["event"] == "first_step")
