@@ -20,6 +20,7 @@ Medians, of the slowest rank.
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -43,14 +44,25 @@ WAYS = ("alone", "after", "during", "ddp")
 
 def main() -> None:
     arguments = _arguments()
-    rows = run_ranks(arguments.gpus, arguments.device, partial(_all, arguments))
-    _print(rows, arguments)
+    line = "| " + " | ".join(["{}"] * len(COLUMNS)) + " |"
+    if not arguments.markdown:
+        line = "{:14}  {:>9}" + "  {:>9}" * 4 + "  {:>7}  {:>13}" + "  {:>9}" * 3
+    on = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
+    print(f"{arguments.gpus} x {on}, torch {torch.__version__}, {arguments}\n")
+    print(line.format(*COLUMNS))
+    if arguments.markdown:
+        print(line.format(*["---"] * len(COLUMNS)))
+    sys.stdout.flush()  # the ranks print the rest
+    run_ranks(arguments.gpus, arguments.device, partial(_all, arguments, line))
 
 
 def _all(
-    arguments: argparse.Namespace, world: process_group.RankGroup, here: torch.device
-) -> list[dict[str, Any]]:
-    return [_measured(name, world, here, arguments) for name in arguments.only.split(",")]
+    arguments: argparse.Namespace, line: str, world: process_group.RankGroup, here: torch.device
+) -> None:
+    for name in arguments.only.split(","):
+        row = _measured(name, world, here, arguments)
+        if world.is_main:
+            _print(row, line)
 
 
 def _measured(
@@ -160,27 +172,19 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _print(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    line = "| " + " | ".join(["{}"] * len(COLUMNS)) + " |"
-    if not arguments.markdown:
-        line = "{:14}  {:>9}" + "  {:>9}" * 4 + "  {:>7}  {:>13}" + "  {:>9}" * 3
-    on = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    print(f"{arguments.gpus} x {on}, torch {torch.__version__}, {arguments}\n")
-    print(line.format(*COLUMNS))
-    if arguments.markdown:
-        print(line.format(*["---"] * len(COLUMNS)))
-    for row in rows:
-        s = row["seconds"]
-        cost = s["after"] - s["alone"]
-        print(
-            line.format(
-                row["architecture"],
-                f"{row['params'] / 1e6:,.1f} M",
-                *(f"{1e3 * s[way]:.2f}" for way in WAYS),
-                *(f"{(s['after'] - s[way]) / cost:.0%}" for way in ("during", "ddp")),
-                *(f"{row['apart'][way]:.1e}" for way in ("after again", "during", "ddp")),
-            )
-        )
+def _print(row: dict[str, Any], line: str) -> None:
+    s = row["seconds"]
+    cost = s["after"] - s["alone"]
+    print(
+        line.format(
+            row["architecture"],
+            f"{row['params'] / 1e6:,.1f} M",
+            *(f"{1e3 * s[way]:.2f}" for way in WAYS),
+            *(f"{(s['after'] - s[way]) / cost:.0%}" for way in ("during", "ddp")),
+            *(f"{row['apart'][way]:.1e}" for way in ("after again", "during", "ddp")),
+        ),
+        flush=True,
+    )
 
 
 def _arguments() -> argparse.Namespace:

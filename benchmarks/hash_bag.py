@@ -3,6 +3,7 @@
     python benchmarks/hash_bag.py           # all shapes, under a minute on an H200
     python benchmarks/hash_bag.py --tune    # the bag's forward pass in other tilings too
     python benchmarks/hash_bag.py --one-hot --tokens 32768    # small tables, tilings of products
+    python benchmarks/hash_bag.py --one-hot --tokens 32768 --used    # the tilings in use alone
 
 Forward, ms: `hash` makes rows and scores from fp32 numbers, `bag` sums the rows, `both` is the
 operation as a layer calls it. Beside it, as multiples of `both`: the same from two kernels of which
@@ -109,11 +110,12 @@ def main() -> None:
     parser.add_argument(
         "--one-hot", action="store_true", help="time products with one-hot matrices"
     )
+    parser.add_argument("--used", action="store_true", help="of these, the tilings in use alone")
     arguments = parser.parse_args()
     if arguments.one_hot:
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
         for shape in ONE_HOT_SHAPES:
-            _one_hot(shape, arguments.tokens)
+            _one_hot(shape, arguments.tokens, used_only=arguments.used)
         _marks(ONE_HOT_SHAPES[0], arguments.tokens)
         return
     copy_gbps = gpu_timing.copy_gbps()
@@ -196,8 +198,10 @@ _Run = tuple[str, Callable[[], Tensor], Tensor | None]
 """What is timed, how it runs, and what it should give."""
 
 
-def _one_hot(shape: Shape, tokens: int) -> None:
+def _one_hot(shape: Shape, tokens: int, *, used_only: bool) -> None:
     """Print a line for each way to take a layer's three products, and for those it replaces."""
+    tried: tuple[list[one_hot.ProductTile], ...] = (SUMS, TABLE_GRADIENTS, SCORE_GRADIENTS)
+    sums_tiles, table_tiles, score_tiles = ([], [], []) if used_only else tried
     torch.manual_seed(0)
     table = torch.randn(shape.chunks << shape.bits, shape.width, device="cuda").bfloat16()
     grad = torch.randn(tokens, shape.width, device="cuda").bfloat16()
@@ -217,7 +221,7 @@ def _one_hot(shape: Shape, tokens: int) -> None:
         ("sums, row by row", lambda: kernel.bag(table, rows, scores), y),
         ("sums, row by row, fp32", lambda: kernel.bag(t32, rows, scores), y),
         ("sums, cuBLAS", lambda: matrix @ table, y),
-        *_tiles("sums", SUMS, one_hot.SUMS, partial(one_hot.sums, table, rows, scores), y),
+        *_tiles("sums", sums_tiles, one_hot.SUMS, partial(one_hot.sums, table, rows, scores), y),
         (
             "both gradients, sorted",
             lambda: _sorted_gradients(table, rows, scores, grad),
@@ -231,7 +235,7 @@ def _one_hot(shape: Shape, tokens: int) -> None:
         ("table gradient, cuBLAS", lambda: matrix.T @ grad, table_grad),
         *_tiles(
             "table gradient",
-            TABLE_GRADIENTS,
+            table_tiles,
             one_hot.TABLE_GRADIENT,
             partial(one_hot.table_gradient, table, rows, scores, grad),
             table_grad,
@@ -239,7 +243,7 @@ def _one_hot(shape: Shape, tokens: int) -> None:
         ("score gradient, cuBLAS, of all rows", lambda: grad @ table.T, None),
         *_tiles(
             "score gradient",
-            SCORE_GRADIENTS,
+            score_tiles,
             one_hot.SCORE_GRADIENT,
             partial(one_hot.score_gradient, table, rows, grad),
             scores_grad,

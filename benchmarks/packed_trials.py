@@ -128,7 +128,6 @@ def run(way: str, content: dict[str, Any], folder: Path, arguments: argparse.Nam
     code = Path(arguments.peer).resolve() if way == "peer" else Path(__file__).resolve().parents[1]
     paths = [str(code), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    environment["TORCHINDUCTOR_CACHE_DIR"] = str(place / "inductor")
     if way == "turns":
         # A daemon of the user's own, which is not there: memscale starts none.
         environment["CUDA_MPS_PIPE_DIRECTORY"] = str(place / "none")

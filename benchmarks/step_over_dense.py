@@ -4,9 +4,10 @@
     python benchmarks/step_over_dense.py --only 373m,1.3b
     python benchmarks/step_over_dense.py --device cpu --small  # a rehearsal: d16, few tokens
 
-Each size is a process of its own. Its models take turns: dense, the others, dense again, each alone
-on the GPU. "over dense" divides by the mean of both; "dense again" shows how much the machine
-drifted. Medians of blocks of steps (`workloads/training/step_time.py`), with half their spread.
+Each size is a process of its own. Where it has several models, one process each fills the caches of
+compiled kernels before, all at once. Then its models take turns: dense, the others, dense again, each alone on the
+GPU. Each has its line at once. "over dense" divides by the first dense; "dense again" shows how much
+the machine drifted. Medians of blocks of steps (`workloads/training/step_time.py`), with half their spread.
 Tables are updated row by row in bf16 (`table_optimizer: rowwise`) where `rowwise` is said, and by
 AdamW from the reads of a step where `deferred` is.
 """
@@ -16,6 +17,7 @@ import gc
 import json
 import subprocess
 import sys
+import time
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +53,9 @@ GROUPS = {
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.model:
+        _timed(arguments.one, arguments.model, arguments)
+        return
     if arguments.one:
         _group(arguments.one, arguments)
         return
@@ -61,46 +66,54 @@ def main() -> None:
     own = [word for word in sys.argv[1:] if word != "--only" and word != arguments.only]
     failed = []
     for name in arguments.only.split(","):
+        if len(GROUPS[name].models) > 1:  # two large models would not fit beside one another
+            _compile_at_once(name, own)
         done = subprocess.run([sys.executable, __file__, *own, "--one", name], check=False)
         failed += [name] if done.returncode else []
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 
 
+def _compile_at_once(name: str, own: list[str]) -> None:
+    """Take a few steps with each model of a size, in processes that run at once."""
+    started_at = time.perf_counter()
+    models = {"dense", *GROUPS[name].models}
+    command = [sys.executable, __file__, *own, "--one", name, "--seconds", "0", "--model"]
+    processes = [subprocess.Popen([*command, model]) for model in models]
+    failed = sum(process.wait() != 0 for process in processes)  # an out-of-memory, say
+    seconds = time.perf_counter() - started_at
+    print(f"{name}: compiled in {seconds:.0f} s, {failed} failed", file=sys.stderr, flush=True)
+
+
 def _group(name: str, arguments: argparse.Namespace) -> None:
     """Print the rows of one size."""
-    group = GROUPS[name]
-    if arguments.small:
-        group = group._replace(preset="d16", batch_tokens=1024, seq_len=64, vocab_size=256)
-    rows = []
-    for number, model in enumerate(("dense", *group.models, "dense")):
-        again = model == "dense" and number > 0
-        table = group.table if model != "dense" else {}
+    rows: list[dict[str, Any]] = []
+    for model in ("dense", *GROUPS[name].models, "dense"):
         try:
-            found = _timed(model, table, group, arguments)
+            found = _timed(name, model, arguments)
         except Exception as error:
             print(f"| {name} | {model} | failed: {error!r:.300} |", flush=True)
-            if model == "dense":
+            if not rows:
                 raise
             continue
-        rows.append({**found, "model": "dense again" if again else model})
+        row = {**found, "model": "dense again" if model == "dense" and rows else model}
+        rows.append(row)
+        cells = [name, row["model"], f"{row['tokens']:,}", f"{1e3 * row['seconds']:.2f}"]
+        cells += [f"{1e3 * row['spread']:.2f}", f"{row['seconds'] / rows[0]['seconds']:.3f}"]
+        print("| " + " | ".join([*cells, f"{row['peak'] / 1e9:.1f}"]) + " |", flush=True)
         gc.collect()
         if arguments.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-    dense_s = (rows[0]["seconds"] + rows[-1]["seconds"]) / 2
-    for row in rows:
-        cells = [name, row["model"], f"{group.batch_tokens:,}", f"{1e3 * row['seconds']:.2f}"]
-        cells += [f"{1e3 * row['spread']:.2f}", f"{row['seconds'] / dense_s:.3f}"]
-        print("| " + " | ".join([*cells, f"{row['peak'] / 1e9:.1f}"]) + " |", flush=True)
     if arguments.json:
         print(json.dumps(rows), flush=True)
 
 
-def _timed(
-    model: str, table: dict[str, str], group: Group, arguments: argparse.Namespace
-) -> dict[str, Any]:
-    """Return seconds of a step, half their spread, and the most memory held."""
+def _timed(name: str, model: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return tokens and seconds of a step, half their spread, and the most memory held."""
+    group = GROUPS[name]
+    if arguments.small:
+        group = group._replace(preset="d16", batch_tokens=1024, seq_len=64, vocab_size=256)
     fields = registry.architecture(model).PRESETS[group.preset]
     times = time_steps(
         [{"architecture": model, **fields}],
@@ -109,7 +122,7 @@ def _timed(
             "batch_tokens": group.batch_tokens,
             "seq_len": group.seq_len,
             "lr": 1e-3,
-            **table,
+            **(group.table if model != "dense" else {}),
         },
         vocab_size=group.vocab_size,
         setting=Setting(device=arguments.device),
@@ -117,6 +130,7 @@ def _timed(
     )
     on_gpu = arguments.device == "cuda"
     return {
+        "tokens": group.batch_tokens,
         "seconds": times.median_s[0],
         "spread": times.spread_s[0],
         "peak": torch.cuda.max_memory_reserved() if on_gpu else 0,
@@ -129,6 +143,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default=",".join(GROUPS), help="sizes, by commas")
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--seconds", type=float, default=4.0, help="of timed steps, a model")
     parser.add_argument("--small", action="store_true", help="d16, few tokens")

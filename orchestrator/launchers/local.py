@@ -12,6 +12,7 @@ from orchestrator.node.exception_outcome import exception_outcome
 from orchestrator.node.hardware import gpu_memory_bytes, usable_cores, visible_gpus
 from orchestrator.node.reporter import RankReporter
 from orchestrator.node.supervisor import NodeSupervisor
+from orchestrator.records import unstarted_specs
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, kill_and_wait
@@ -172,11 +173,13 @@ def rank_environment(sweep: SweepDir, code: Path | None = None) -> dict[str, str
 
     They name the sweep, by which its processes are recognised, the compile caches and the code.
 
+    Compiled kernels are kept beside the sweeps, as prepared data are: later sweeps use them too.
+
     Args:
         sweep: The sweep that the processes belong to.
         code: Folder to import from (`code_snapshot.take`); None: where this program is.
     """
-    compiled = sweep.path.absolute() / "compiled"
+    compiled = sweep.path.absolute().parent / "cache" / "compiled"
     imports = {} if code is None else {"PYTHONPATH": with_code(code, os.environ)["PYTHONPATH"]}
     return {
         **imports,
@@ -189,7 +192,8 @@ def rank_environment(sweep: SweepDir, code: Path | None = None) -> dict[str, str
 def shares_gpus(sweep: SweepDir) -> bool:
     """Return whether the first trial that is found asks for a part of a GPU: others will, too."""
     with suppress(OSError, StopIteration, ExperimentError):
-        with os.scandir(sweep.path / "trials") as trials:
-            gpus = sweep.trial(next(trials).name).spec().resources.gpus
+        # Trials that have not started have a line each, and no folder.
+        names = unstarted_specs.read(sweep.path) or sweep.trial_folders()
+        gpus = sweep.trial(next(iter(names))).spec().resources.gpus
         return gpus != "auto" and 0.0 < float(gpus) < 1.0
     return False

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from workloads.layers.backbone.transformer import Rotary, Transformer
 from workloads.layers.block import Block
 from workloads.layers.mixers.attention import AttentionShape, CausalAttention
 from workloads.layers.modules.feed_forward import SwiGLU, SwiGLUShape, llama_d_ff
-from workloads.layers.modules.linear import Embedding, Head, VocabularyComponent
+from workloads.layers.modules.linear import Embedding, Head, Linear, VocabularyComponent
 from workloads.layers.modules.norms import RMSNorm, RMSNormComponent
 
 
@@ -47,6 +47,9 @@ class LlamaFrame(Accounted):
     """Added to mean squares under the root."""
     tied_embeddings: bool = False
     """Use the embedding table as output head."""
+    output_init: Literal["depth_scaled"] | None = None
+    """`depth_scaled` begins the output matrices of attention, dense feed-forward blocks and shared
+    experts with a standard deviation 1 / sqrt(2 n_layers) as large (GPT-2, Radford et al. 2019)."""
 
     def __post_init__(self) -> None:
         check_fields(self, name_nearest=True)
@@ -82,6 +85,12 @@ class LlamaFrame(Accounted):
 
     def frame(self, vocab_size: int, layers: Iterable[nn.Module]) -> dict[str, Any]:
         """Return the arguments of `Transformer` for a model with these layers."""
+        layers = nn.ModuleList(layers)
+        if self.output_init == "depth_scaled":
+            for name, module in layers.named_modules():
+                if name.endswith((".mixer.output", ".feed_forward.down", ".shared.down")):
+                    assert isinstance(module, Linear), "these add to the residual stream"
+                    module.std /= math.sqrt(2 * self.n_layers)
         return {
             "embedding": Embedding(vocab_size, self.d_model),
             "layers": layers,

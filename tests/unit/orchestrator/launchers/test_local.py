@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.control.loop import Controller
-from orchestrator.launchers.local import DebugLauncher, ProcessLauncher, shares_gpus
+from orchestrator.launchers.local import (
+    DebugLauncher,
+    ProcessLauncher,
+    rank_environment,
+    shares_gpus,
+)
 from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, Resources, Retries, TrialSpec, TrialState
@@ -22,7 +27,13 @@ def sweep(tmp_path):
 
 # Both defaults are frozen.
 def add(sweep, seed, *, resources=Resources(gpus=0), retries=Retries(), **data):  # noqa: B008
-    spec = TrialSpec(
+    spec = spec_of(seed, resources=resources, retries=retries, **data)
+    sweep.trial(spec.trial_id).create(spec)
+    return spec.trial_id
+
+
+def spec_of(seed, *, resources=Resources(gpus=0), retries=Retries(), **data):  # noqa: B008
+    return TrialSpec(
         sweep="s",
         data={"source": "x", **data},
         model={"architecture": "dense"},
@@ -31,8 +42,6 @@ def add(sweep, seed, *, resources=Resources(gpus=0), retries=Retries(), **data):
         resources=resources,
         retries=retries,
     )
-    sweep.trial(spec.trial_id).create(spec)
-    return spec.trial_id
 
 
 def control(sweep, launcher, trial_ids, submission=1):
@@ -153,10 +162,22 @@ def test_debugger_lets_the_error_through_and_records_it(sweep):
     ("gpus", "shares"), [(0, False), (0.125, True), (1, False), (2, False), ("auto", False)]
 )
 def test_trials_share_gpus_where_the_first_asks_for_a_part_of_one(sweep, gpus, shares):
+    spec = spec_of(0, resources=Resources(gpus=gpus))
     assert not shares_gpus(sweep)
-    add(sweep, 0, resources=Resources(gpus=gpus))
-
+    sweep.add_trials([spec])
     assert shares_gpus(sweep) is shares
+
+    sweep.trial(spec.trial_id).create(spec)  # as its first attempt does
+    sweep.add_trials([])
+    assert shares_gpus(sweep) is shares
+
+
+def test_sweeps_of_a_runs_folder_share_what_is_compiled(sweep):
+    first, second = (rank_environment(SweepDir(sweep.path.parent / name)) for name in "ab")
+
+    for cache in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert first[cache] == second[cache]
+        assert Path(first[cache]).is_relative_to(sweep.path.parent / "cache")
 
 
 def test_a_spec_that_cannot_be_read_shares_nothing(sweep):

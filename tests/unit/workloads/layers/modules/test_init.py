@@ -1,5 +1,8 @@
 """Every value is written, and depends on the seed and its name alone."""
 
+import re
+from importlib import import_module
+
 import pytest
 import torch
 from torch import nn
@@ -48,6 +51,27 @@ def test_architectures_start_alike_where_names_and_shapes_agree():
 
     assert {"embedding.weight", "layers.0.feed_forward.down.weight", "head.weight"} <= shared
     assert all(torch.equal(plain.state_dict()[name], values[name]) for name in shared)
+
+
+@pytest.mark.parametrize("name", ["dense", "memory_plus", "latent_attention", "moe"])
+def test_depth_scaled_outputs_are_the_plain_ones_over_the_root_of_twice_the_layers(name):
+    architecture = import_module(f"workloads.architectures.{name}")
+    shape = {**architecture.PRESETS["d8"], "n_layers": 8}
+    plain = architecture.Config(**shape).build(11)
+    scaled = architecture.Config(**shape, output_init="depth_scaled").build(11)
+    for model in (plain, scaled):
+        initialise(model, 0)
+
+    values = scaled.state_dict()
+    outputs = {
+        key for key in values if re.search(r"mixer\.output|(feed_forward|shared)\.down", key)
+    }
+    # Memories and routed experts begin as they did.
+    outputs = {key for key in outputs if key.endswith("weight")}
+    assert {f"layers.{layer}.mixer.output.weight" for layer in range(8)} <= outputs
+    for key, value in plain.state_dict().items():
+        expected = value / 4.0 if key in outputs else value  # sqrt(2 * 8)
+        torch.testing.assert_close(values[key], expected, equal_nan=True)
 
 
 def test_other_types_get_the_rounded_values():
