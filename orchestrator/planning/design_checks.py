@@ -1,7 +1,8 @@
 """Design checks: what the trials of a sweep cannot answer, said before compute is spent."""
 
+import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.records.trial_spec import TrialSpec, canonical_json
@@ -16,18 +17,24 @@ FAST_VALUES = ("engram", "memory", "memory_plus", "ultramem_v2")
 """Architectures whose papers train memory values at 3.3 to 10 times the rate of the rest
 (`workloads/training/recipes.py`)."""
 MOST_NAMED = 3
+EQUAL = 0.05
+"""Relative difference of equal budgets: tokens are rounded up to whole steps."""
 
 
-def notes(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
+def notes(specs: Sequence[TrialSpec], *, tokens_matched: Collection[str] = ()) -> tuple[str, ...]:
     """Return one sentence per weakness of the design; none for a sweep that can be fitted.
 
     Args:
         specs: All trials that the fits will see, priced.
+        tokens_matched: Ids of those whose tokens `match` chose.
     """
-    return tuple(
-        note
-        for check in (_few_sizes, _unequal_tuning, _one_seed, _slow_values)
-        for note in check(specs)
+    budgeted = [spec for spec in specs if spec.trial_id not in tokens_matched]
+    return (
+        *_few_sizes(specs),
+        *_unequal_tuning(specs),
+        *_unequal_tokens(budgeted),
+        *_one_seed(specs),
+        *_slow_values(specs),
     )
 
 
@@ -65,6 +72,51 @@ def _unequal_tuning(specs: Sequence[TrialSpec]) -> list[str]:
         f"{TUNED} has {most} values at a size for {many} and {least} for {few}: "
         "the one that was tuned more is favoured; vary it for both"
     ]
+
+
+def _unequal_tokens(specs: Sequence[TrialSpec]) -> list[str]:
+    """Say if architectures train on different tokens.
+
+    Equal FLOPs (isoFLOP profiles) and equal tokens a parameter (ladders) are as fair.
+    """
+    if any(
+        _all_equal([{of(spec) for spec in members} for members in _by_architecture(specs).values()])
+        for of in _BUDGETS
+    ):
+        return []
+    arms = {name: {*map(_tokens, members)} for name, members in _by_architecture(specs).items()}
+    by_most = sorted(arms, key=lambda name: (max(arms[name]), len(arms[name])))
+    few, many = (
+        f"{_named([f'{n:,.0f}' for n in sorted(arms[of])])} for "
+        f"{_named([name for name in arms if arms[name] == arms[of]])}"
+        for of in (by_most[0], by_most[-1])
+    )
+    return [
+        f"train.tokens is {few} and {many}: the one that trains longer is favoured; "
+        "write the same for both, or match training_flops"
+    ]
+
+
+def _tokens(spec: TrialSpec) -> float:
+    return float(spec.train.get("stop_at_tokens") or spec.train.get("tokens") or 0)
+
+
+_BUDGETS: tuple[Callable[[TrialSpec], float], ...] = (
+    _tokens,
+    lambda spec: spec.accounting.get("training_flops", math.nan),
+    lambda spec: _tokens(spec) / spec.accounting.get("non_embedding_params", math.nan),
+)
+"""What a fair comparison holds equal."""
+
+
+def _all_equal(arms: Sequence[Collection[float]]) -> bool:
+    """Return whether all arms have the same values, within `EQUAL`."""
+    return all(
+        any(math.isclose(one, other, rel_tol=EQUAL) for other in arm)
+        for values in arms
+        for one in values
+        for arm in arms
+    )
 
 
 def _one_seed(specs: Sequence[TrialSpec]) -> list[str]:

@@ -157,13 +157,17 @@ def make_plan(
     wanted = {t.spec.trial_id for t in planned}
     left_over = [spec for spec in known if spec.trial_id not in wanted]
     to_train = any(t.to_train for t in planned)
+    tokens_matched = {i for i, one in sweep.matches.items() if one.field == "tokens"}
+    design = design_checks.notes(
+        [t.spec for t in planned] + left_over if to_train else [], tokens_matched=tokens_matched
+    )
     return Plan(
         sweep=sweep,
         trials=tuple(planned),
         evaluations=tuple(evaluations),
         left_over=tuple(sorted(spec.trial_id for spec in left_over)),
         notes=(
-            *(design_checks.notes([t.spec for t in planned] + left_over) if to_train else ()),
+            *design,
             *_set_aside(snapshot, wanted),
             *_not_causal(sweep.trials),
             *excluded(snapshot.excluded_nodes).values(),

@@ -13,10 +13,11 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 
-from orchestrator.control.retry_policy import Action, PastAttempt, decide_retry
+from orchestrator.control.retry_policy import Action, PastAttempt, RetryDecision, decide_retry
 from orchestrator.records.trial_spec import Outcome, Retries
 from orchestrator.scheduling import wait_reasons
 from orchestrator.scheduling.cluster_state import ClusterState
@@ -75,12 +76,28 @@ class _JobState:
     left_s: float
     furthest_s: float = 0.0
     """Training that any attempt has reached."""
-    past: list[PastAttempt] = field(default_factory=list)
+    n_attempts: int = 0
+    """That have ended."""
+    n_stuck: int = 0
+    """Of them the last, one after the other, that got no further than those before."""
 
     def waiting(self, not_before: float) -> Waiting:
         """Return the trial as the policy sees it."""
         predicted_s = self.job.checkpointing.attempt_s(self.left_s)
         return replace(self.job.trial, predicted_s=predicted_s, not_before=not_before)
+
+
+@cache
+def _decision(outcome: Outcome, n_attempts: int, n_stuck: int, retries: Retries) -> RetryDecision:
+    """Return what the retry policy makes of so many attempts, the last `n_stuck` in vain.
+
+    All but the last ended from outside, so nothing else tells their histories apart.
+    """
+    past = [
+        PastAttempt(outcome=outcome, progressed=i < n_attempts - n_stuck, submission=1)
+        for i in range(n_attempts)
+    ]
+    return decide_retry(past, retries)
 
 
 @dataclass(kw_only=True)
@@ -203,15 +220,16 @@ class _FaultSimulation:
         state.left_s -= kept_s
         progressed = done_s + reached_s > state.furthest_s
         state.furthest_s = max(state.furthest_s, done_s + reached_s)
-        state.past.append(PastAttempt(outcome=attempt.outcome, progressed=progressed, submission=1))
-        decision = decide_retry(state.past, state.job.retries)
+        state.n_attempts += 1
+        state.n_stuck = 0 if progressed else state.n_stuck + 1
+        decision = _decision(attempt.outcome, state.n_attempts, state.n_stuck, state.job.retries)
         retried = decision.action is Action.RETRY
         self._runs[attempt.number] = SimulatedRun(
             attempt.trial,
             attempt.start.allocation,
             attempt.start_s,
             now,
-            attempt=len(state.past),
+            attempt=state.n_attempts,
             outcome=attempt.outcome,
             retried=retried,
             kept_s=kept_s,

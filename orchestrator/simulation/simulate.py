@@ -7,6 +7,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling import wait_reasons
@@ -61,32 +62,32 @@ class Simulation:
     impossible: Mapping[str, str]
     """Trials that the cluster cannot hold, and why."""
 
-    @property
+    @cached_property
     def gpus(self) -> int:
         """GPUs of the cluster."""
         return sum(len(node.gpus) for node in self.nodes)
 
-    @property
+    @cached_property
     def cores(self) -> int:
         """Cores of the cluster."""
         return sum(node.cpus for node in self.nodes)
 
-    @property
+    @cached_property
     def makespan_s(self) -> float:
         """Seconds from the first start to the last end."""
         return max((run.end_s for run in self.runs), default=0.0)
 
-    @property
+    @cached_property
     def gpu_seconds(self) -> float:
         """Work in GPU-seconds."""
         return sum(run.seconds * run.gpus for run in self.runs)
 
-    @property
+    @cached_property
     def core_seconds(self) -> float:
         """Work in core-seconds."""
         return sum(run.seconds * run.trial.demand.cpus for run in self.runs)
 
-    @property
+    @cached_property
     def longest_s(self) -> float:
         """Seconds of the longest trial, all its attempts together."""
         seconds: defaultdict[str, float] = defaultdict(float)
@@ -94,12 +95,12 @@ class Simulation:
             seconds[run.trial.trial_id] += run.seconds
         return max(seconds.values(), default=0.0)
 
-    @property
+    @cached_property
     def n_trials(self) -> int:
         """Trials that have run."""
         return sum(run.attempt == 1 for run in self.runs)
 
-    @property
+    @cached_property
     def given_up(self) -> frozenset[str]:
         """Trials that the retry policy gave up."""
         return frozenset(
@@ -108,7 +109,7 @@ class Simulation:
             if not run.retried and run.outcome is not Outcome.DONE
         )
 
-    @property
+    @cached_property
     def goodput(self) -> float:
         """Share of the GPU-seconds held (without GPUs: core-seconds) that trains what is kept.
 
@@ -123,7 +124,7 @@ class Simulation:
                 useful += size * (run.seconds if run.kept_s is None else run.kept_s)
         return useful / held if held else 0.0
 
-    @property
+    @cached_property
     def bound_s(self) -> float:
         """Lower bound on the makespan of any schedule.
 
@@ -134,7 +135,7 @@ class Simulation:
             spread = max(spread, self.gpu_seconds / self.gpus)
         return max(self.longest_s, spread)
 
-    @property
+    @cached_property
     def utilisation(self) -> float:
         """Share of the GPU-seconds until the last end that trials use.
 

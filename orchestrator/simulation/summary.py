@@ -205,12 +205,18 @@ def _filled(
     """Return how much of each cell each label fills, [labels, rows, columns]."""
     filled = np.zeros((len(names), n_rows, COLUMNS))
     across = COLUMNS / max(simulation.makespan_s, 1e-9)
-    height = gantt_rows.height(simulation)
-    for bar in gantt_rows.bars(simulation):
-        which = names.index(label[bar.run.trial.trial_id])
-        rows, row_parts = _overlaps(bar.low * n_rows / height, bar.high * n_rows / height, n_rows)
-        columns, column_parts = _overlaps(bar.run.start_s * across, bar.run.end_s * across, COLUMNS)
-        filled[which][np.ix_(rows, columns)] += np.outer(row_parts, column_parts)
+    down = n_rows / gantt_rows.height(simulation)
+    bars = gantt_rows.bars(simulation)
+    number = {name: i for i, name in enumerate(names)}
+    which = np.array([number[label[bar.run.trial.trial_id]] for bar in bars], dtype=int)
+    edges = [(bar.low, bar.high, bar.run.start_s, bar.run.end_s) for bar in bars]
+    low, high, left, right = (np.reshape(edges, (-1, 4)) * [down, down, across, across]).T
+    for row in range(n_rows):
+        height = _covered(low, high, row)
+        here = height > 0
+        for column in range(COLUMNS):
+            area = height[here] * _covered(left[here], right[here], column)
+            filled[:, row, column] = np.bincount(which[here], area, minlength=len(names))
     return filled
 
 
@@ -219,11 +225,10 @@ def _span_text(row: int, rows: int, height: int, what: str) -> str:
     return f"{what} {first}" if first >= last else f"{what}s {first}-{last}"
 
 
-def _overlaps(low: float, high: float, cells: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cells that [low, high] touches, and how much of each it covers."""
-    touched = np.arange(int(low), min(cells, int(np.ceil(high))))
-    covered = np.minimum(high, touched + 1) - np.maximum(low, touched)
-    return touched, covered.clip(min=0.0)
+def _covered(low: np.ndarray, high: np.ndarray, cell: int) -> np.ndarray:
+    """Return how much of a cell each interval [low, high] covers."""
+    covered: np.ndarray = (np.minimum(high, cell + 1) - np.maximum(low, cell)).clip(min=0.0)
+    return covered
 
 
 def _impossible(simulation: Simulation) -> list[str]:

@@ -99,6 +99,84 @@ def test_a_learning_rate_per_size_is_no_tuning() -> None:
     assert design_checks.notes([*own, *specs({"memory": FIVE})]) == ()
 
 
+def on_tokens(
+    name: str, *tokens: int, flops: float = 6.0, sizes: Sequence[int] = FIVE
+) -> list[TrialSpec]:
+    """Return trials on these tokens, with so many FLOPs per token and total parameter."""
+    return [
+        replace(
+            spec,
+            train={**spec.train, "tokens": n},
+            accounting={
+                **spec.accounting,
+                "non_embedding_params": spec.accounting["total_params"],
+                "training_flops": flops * n * spec.accounting["total_params"],
+            },
+        )
+        for spec in specs({name: sizes})
+        for n in tokens
+    ]
+
+
+def test_more_tokens_for_one_architecture_are_told() -> None:
+    (note,) = design_checks.notes(
+        [
+            *on_tokens("dense", 10_000),
+            *on_tokens("peer", 10_000),
+            *on_tokens("memory", 10_000, 20_000),
+        ]
+    )
+
+    assert note == (
+        "train.tokens is 10,000 for dense and peer and 10,000 and 20,000 for memory: the one that "
+        "trains longer is favoured; write the same for both, or match training_flops"
+    )
+
+
+def test_where_a_run_is_to_stop_counts_as_its_tokens() -> None:
+    stopped = [
+        replace(spec, train={**spec.train, "tokens": 10_000, "stop_at_tokens": 5000})
+        for spec in on_tokens("memory", 5000)
+    ]
+
+    assert design_checks.notes([*on_tokens("dense", 5000), *stopped]) == ()
+    (note,) = design_checks.notes([*on_tokens("dense", 10_000), *stopped])
+    assert note.startswith("train.tokens is 5,000 for memory and 10,000 for dense: ")
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        pytest.param(on_tokens("memory", 10_000, 20_000), id="tokens swept"),
+        pytest.param(on_tokens("memory", 10_000, 20_400), id="whole steps of another batch"),
+        pytest.param(on_tokens("memory", 12_500, 25_000, flops=4.8), id="equal FLOPs"),
+    ],
+)
+def test_equal_tokens_and_equal_budgets_are_left_in_peace(memory: list[TrialSpec]) -> None:
+    assert design_checks.notes([*on_tokens("dense", 10_000, 20_000), *memory]) == ()
+
+
+def test_equal_tokens_a_parameter_are_left_in_peace() -> None:
+    def ladder(name: str, larger: int, flops: float) -> list[TrialSpec]:
+        return [
+            spec
+            for size in FIVE
+            for spec in on_tokens(
+                name, 20 * 12 * (size + larger) ** 2, flops=flops, sizes=(size + larger,)
+            )
+        ]
+
+    assert design_checks.notes([*ladder("dense", 0, 6.0), *ladder("memory", 4, 9.0)]) == ()
+
+
+def test_tokens_that_match_chose_are_left_in_peace() -> None:
+    chosen = on_tokens("memory", 14_000)
+    trials = [*on_tokens("dense", 10_000), *chosen]
+
+    assert len(design_checks.notes(trials)) == 1
+    assert design_checks.notes(trials, tokens_matched={one.trial_id for one in chosen}) == ()
+
+
 def test_one_seed_is_told_once() -> None:
     (note,) = design_checks.notes(specs({"dense": FIVE, "memory": FIVE}, seeds=1))
 

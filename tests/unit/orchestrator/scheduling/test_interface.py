@@ -35,6 +35,17 @@ def test_longest_predicted_starts_first():
     assert started(decided) == ["long", "middle", "short"]
 
 
+def test_of_equal_demands_of_two_sweeps_the_longest_is_next_in_line():
+    decided = decide(
+        waiting("short", cpus=4, predicted_s=1, sweep="a"),
+        waiting("long", cpus=4, predicted_s=9, sweep="b"),
+        held=[running("r", cpus=3, until=50)],
+    )
+
+    assert "next in line" in decided.waits["long"]
+    assert "next in line" not in decided.waits["short"]
+
+
 def test_largest_demand_goes_before_longer_ones():
     decided = decide(waiting("long", predicted_s=900), waiting("wide", cpus=4, predicted_s=1))
 

@@ -1,13 +1,17 @@
 """Faults in simulated time, against closed forms and the trainer's own rule."""
 
 import dataclasses
+import itertools
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import workloads
+from orchestrator.control.retry_policy import PastAttempt, decide_retry
 from orchestrator.records.trial_spec import Outcome, Retries
 from orchestrator.scheduling.demand import UNIT, Demand
 from orchestrator.scheduling.wait_queue import Waiting
@@ -21,7 +25,13 @@ from orchestrator.simulation.checkpointing import (
     expected_s,
 )
 from orchestrator.simulation.fault_summary import fault_summary, summary_rows
-from orchestrator.simulation.faults import Faults, Job, preemption_every_s, simulate_faults
+from orchestrator.simulation.faults import (
+    Faults,
+    Job,
+    _decision,
+    preemption_every_s,
+    simulate_faults,
+)
 from orchestrator.simulation.simulate import simulate
 
 CHECK = Checkpointing(every_s=300.0, write_s=20.0, restart_s=60.0)
@@ -163,6 +173,25 @@ def test_the_retry_policy_gives_up_what_it_would_give_up() -> None:
     assert max(run.attempt for run in few.runs) == 3
     assert few.given_up
     assert few.goodput < 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["node_lost", "preempted"]), st.booleans()), min_size=1),
+    st.sampled_from(["done", "node_lost", "preempted"]),
+    st.booleans(),
+    st.integers(0, 6),
+)
+def test_counts_tell_the_retry_policy_as_much_as_the_whole_history(
+    earlier: list[tuple[str, bool]], last: str, progressed: bool, allowed: int
+) -> None:
+    past = [
+        PastAttempt(outcome=Outcome(outcome), progressed=further, submission=1)
+        for outcome, further in [*earlier, (last, progressed)]
+    ]
+    retries = Retries(preemption=allowed)
+    n_stuck = len(list(itertools.takewhile(lambda one: not one.progressed, reversed(past))))
+
+    assert _decision(past[-1].outcome, len(past), n_stuck, retries) == decide_retry(past, retries)
 
 
 def test_a_fault_ends_every_attempt_of_its_node_and_gangs_with_it() -> None:
