@@ -168,7 +168,6 @@ TrackingUri = Annotated[
     typer.Option(
         envvar="MLFLOW_TRACKING_URI",
         help="MLflow store or server. Default: sqlite:///RUNS/mlflow.db",
-        show_default=False,
     ),
 ]
 
@@ -181,7 +180,6 @@ ReadFrom = Annotated[
     typer.Option(
         "--tracking-uri",
         help="Read an MLflow store or server instead of the trial directories under RUNS.",
-        show_default=False,
     ),
 ]
 
@@ -193,7 +191,6 @@ PriceText = Annotated[
         envvar="MEMSCALE_PRICE",
         help="Say what it costs: 2.5/gpu-hour, $2.5/gpu-hour or 0.04/core-hour.",
         metavar="PRICE",
-        show_default=False,
     ),
 ]
 
@@ -242,10 +239,8 @@ def read_price(text: str | None) -> Any:
         return None
     from orchestrator.planning import price
 
-    try:
+    with names_option("--price"):
         return price.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--price") from None
 
 
 def spent_text(sweep: "SweepDir", price: Any) -> str:
