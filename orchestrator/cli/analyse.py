@@ -33,8 +33,7 @@ By = Annotated[
     typer.Option(
         help="Settings that tell curves apart, with commas: model.n_keys, train.lr, preset (memory "
         "size at a fixed base), or architecture alone. Of others that vary, a curve goes through "
-        "the best of every size. Default: all that vary.",
-        show_default=False,
+        "the best of every size. Default: all that vary."
     ),
 ]
 
@@ -133,7 +132,6 @@ Candidates = Annotated[
         help="Sweep file of trials to choose from; may be repeated. Default: what the sweep has "
         "not trained yet, and a further seed of what it has.",
         metavar="SWEEP.yaml",
-        show_default=False,
     ),
 ]
 Target = Annotated[
@@ -141,8 +139,7 @@ Target = Annotated[
     typer.Option(
         help="What to know better: a loss, 'memory_plus: params=1e8, tokens=2e9' (the inputs of "
         "the law), or a multiplier, 'memory_plus/dense: flops=1e18'. Default: the loss of the best "
-        "architecture at ten times its largest run.",
-        show_default=False,
+        "architecture at ten times its largest run."
     ),
 ]
 Outcome = Annotated[str, typer.Option(help="Column of the runs: loss or answer_nll.")]
@@ -150,8 +147,7 @@ Law = Annotated[
     str | None,
     typer.Option(
         help="Law to fit. Default: chinchilla where tokens vary, else power (in x: stored "
-        "parameters; FLOPs where tokens grow in step with size).",
-        show_default=False,
+        "parameters; FLOPs where tokens grow in step with size)."
     ),
 ]
 MaxRuns = Annotated[int, typer.Option(help="Most runs to choose.", min=1)]

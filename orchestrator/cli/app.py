@@ -169,7 +169,6 @@ TrackingUri = Annotated[
     typer.Option(
         envvar="MLFLOW_TRACKING_URI",
         help="MLflow store or server. Default: sqlite:///RUNS/mlflow.db",
-        show_default=False,
     ),
 ]
 
@@ -182,7 +181,6 @@ ReadFrom = Annotated[
     typer.Option(
         "--tracking-uri",
         help="Read an MLflow store or server instead of the trial directories under RUNS.",
-        show_default=False,
     ),
 ]
 
@@ -194,7 +192,6 @@ PriceText = Annotated[
         envvar="MEMSCALE_PRICE",
         help="Say what it costs: 2.5/gpu-hour, $2.5/gpu-hour or 0.04/core-hour.",
         metavar="PRICE",
-        show_default=False,
     ),
 ]
 
@@ -243,10 +240,8 @@ def read_price(text: str | None) -> Any:
         return None
     from orchestrator.planning import price
 
-    try:
+    with names_option("--price"):
         return price.parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--price") from None
 
 
 def spent_text(sweep: "SweepDir", price: Any) -> str:

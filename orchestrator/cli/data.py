@@ -24,8 +24,7 @@ Tokenizer = Annotated[
     str | None,
     typer.Option(
         help="bpe:SIZE trains one on the text. Or a file: tokenizer.json, SentencePiece's "
-        ".model, tiktoken's.",
-        show_default=False,
+        ".model, tiktoken's."
     ),
 ]
 TextField = Annotated[
@@ -34,14 +33,10 @@ TextField = Annotated[
 Separator = Annotated[
     str | None,
     typer.Option(
-        help="Token of a loaded tokenizer that begins each document. Default: a usual one.",
-        show_default=False,
+        help="Token of a loaded tokenizer that begins each document. Default: a usual one."
     ),
 ]
-Valid = Annotated[
-    list[str] | None,
-    typer.Option(help="Held-out text; may be given several times.", show_default=False),
-]
+Valid = Annotated[list[str] | None, typer.Option(help="Held-out text; may be given several times.")]
 ValidShare = Annotated[
     float, typer.Option(help="Share of the documents held out, by hash, without --valid.")
 ]
@@ -49,17 +44,11 @@ Against = Annotated[
     list[str] | None,
     typer.Option(
         help="Evaluation file: report which of its items occur in the text. May be given "
-        "several times.",
-        show_default=False,
+        "several times."
     ),
 ]
-VocabSize = Annotated[
-    int | None, typer.Option(help="Vocabulary of sources that are tokens.", show_default=False)
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="Processes. Default: one per core.", min=1, show_default=False),
-]
+VocabSize = Annotated[int | None, typer.Option(help="Vocabulary of sources that are tokens.")]
+Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per core.", min=1)]
 
 
 @data_app.command(

@@ -24,16 +24,12 @@ Suites = Annotated[
     list[str] | None,
     typer.Option(
         help=f"{SUITES}, or a YAML file; may be given several times. Default: what "
-        "`evaluation:` of the sweep file names, where it was not measured yet.",
-        show_default=False,
+        "`evaluation:` of the sweep file names, where it was not measured yet."
     ),
 ]
 Questions = Annotated[
     Path | None,
-    typer.Option(
-        help="JSON lines with question and answer, asked without the harness.",
-        show_default=False,
-    ),
+    typer.Option(help="JSON lines with question and answer, asked without the harness."),
 ]
 DecodeLatency = Annotated[
     bool,
@@ -52,16 +48,11 @@ Data = Annotated[
     typer.Option(
         envvar="MEMSCALE_BENCHMARKS",
         help="Folder of the benchmarks' JSON lines; needed with --suite.",
-        show_default=False,
     ),
 ]
 Limit = Annotated[
     int | None,
-    typer.Option(
-        help="Rows of each task, for a first look; the numbers are not kept.",
-        min=1,
-        show_default=False,
-    ),
+    typer.Option(help="Rows of each task, for a first look; the numbers are not kept.", min=1),
 ]
 Again = Annotated[bool, typer.Option("--again", help="Measure what was measured before, too.")]
 

@@ -15,29 +15,19 @@ Model = Annotated[
     ),
 ]
 Prompt = Annotated[
-    list[str] | None,
-    typer.Option(help="Text to continue; may be given several times.", show_default=False),
+    list[str] | None, typer.Option(help="Text to continue; may be given several times.")
 ]
 Prompts = Annotated[
     Path | None,
-    typer.Option(
-        help="File of prompts, one a line, or JSON lines with a field `prompt`.",
-        show_default=False,
-    ),
+    typer.Option(help="File of prompts, one a line, or JSON lines with a field `prompt`."),
 ]
 MaxTokens = Annotated[int, typer.Option(help="Most tokens to add to each.", min=1)]
 Temperature = Annotated[
     float, typer.Option(help="What logits are divided by before a draw; 0 is greedy.", min=0.0)
 ]
-TopK = Annotated[
-    int | None,
-    typer.Option(help="Draw from as many likeliest tokens.", min=1, show_default=False),
-]
+TopK = Annotated[int | None, typer.Option(help="Draw from as many likeliest tokens.", min=1)]
 TopP = Annotated[
-    float | None,
-    typer.Option(
-        help="Draw from the fewest likeliest tokens of this probability.", show_default=False
-    ),
+    float | None, typer.Option(help="Draw from the fewest likeliest tokens of this probability.")
 ]
 Seed = Annotated[
     int, typer.Option(help="Of the first prompt's draws; each further one has the next.")

@@ -59,7 +59,6 @@ Where = Annotated[
         help="Only these trials: key=value, with commas between. Keys are settings of the sweep "
         "file, state, preset, seed, outcome; one key twice takes either value.",
         metavar="model.n_keys=256,state=failed",
-        show_default=False,
     ),
 ]
 
@@ -150,11 +149,7 @@ SomeTrials = Annotated[
 
 
 @verb(epilog="Examples: memscale cancel quickstart  ·  memscale cancel quickstart memory_plus-1f0c")
-def cancel(
-    name: SweepName,
-    trials: SomeTrials = None,
-    runs: Runs = Path("runs"),
-) -> None:
+def cancel(name: SweepName, trials: SomeTrials = None, runs: Runs = Path("runs")) -> None:
     """Stop trials for good. What they wrote stays; submitting the sweep again takes them up."""
     from orchestrator.submit import submission
 
@@ -173,11 +168,7 @@ def cancel(
     help="Have failed and cancelled trials of a running sweep run again, budgets anew; of one that "
     "has ended, submit again.",
 )
-def retry(
-    name: SweepName,
-    trials: SomeTrials = None,
-    runs: Runs = Path("runs"),
-) -> None:
+def retry(name: SweepName, trials: SomeTrials = None, runs: Runs = Path("runs")) -> None:
     """Have failed and cancelled trials run again."""
     import os
     import time

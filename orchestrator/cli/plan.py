@@ -45,8 +45,7 @@ Convention = Annotated[
     Literal["paper"] | None,
     typer.Option(
         help="Also FLOPs of a block as MemoryFormer's tables count them: a multiply-add is one, "
-        "attention over the whole square, no head.",
-        show_default=False,
+        "attention over the whole square, no head."
     ),
 ]
 Recipes = Annotated[
@@ -65,36 +64,26 @@ Simulate = Annotated[
         "nodes=8,gpus_per_node=8,gpu_memory=80GB. Also cpus_per_node=96 and gpu_flops=4e14 (FLOP/s "
         "that training reaches on a GPU); unlike nodes by +.",
         metavar="CLUSTER",
-        show_default=False,
     ),
 ]
 Picture = Annotated[
     Path | None,
     typer.Option(
-        help="With --simulate: draw who runs where and when into this PNG, SVG or PDF file.",
-        show_default=False,
+        help="With --simulate: draw who runs where and when into this PNG, SVG or PDF file."
     ),
 ]
 Mtbf = Annotated[
     float | None,
-    typer.Option(
-        help="With --simulate: mean hours between failures of a node, for example 20000.",
-        show_default=False,
-    ),
+    typer.Option(help="With --simulate: mean hours between failures of a node, for example 20000."),
 ]
 Preemption = Annotated[
     str | None,
-    typer.Option(
-        help="With --simulate: how often a node is preempted, as 0.02/h.",
-        metavar="RATE",
-        show_default=False,
-    ),
+    typer.Option(help="With --simulate: how often a node is preempted, as 0.02/h.", metavar="RATE"),
 ]
 CheckpointS = Annotated[
     float | None,
     typer.Option(
-        help="With faults: seconds that writing a checkpoint takes. Default: by its size, 1 GB/s.",
-        show_default=False,
+        help="With faults: seconds that writing a checkpoint takes. Default: by its size, 1 GB/s."
     ),
 ]
 Seed = Annotated[

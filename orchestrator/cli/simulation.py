@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestrator.cli.app import console_here, echo_json, make_plan
+from orchestrator.cli.app import console_here, echo_json, make_plan, names_option
 
 if TYPE_CHECKING:
     from orchestrator.simulation.faults import Faults
@@ -38,10 +38,8 @@ def read_faults(
     ):
         if hours is not None and not least <= hours < math.inf:
             raise typer.BadParameter(f"must be at least {least:g}, got {hours}", param_hint=option)
-    try:
+    with names_option("--preemption"):
         every_s = math.inf if preemption is None else preemption_every_s(preemption)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--preemption") from None
     mtbf_s = math.inf if mtbf_node_hours is None else 3600 * mtbf_node_hours
     faults = Faults(node_mtbf_s=mtbf_s, preemption_every_s=every_s, seed=seed or 0)
     return faults, checkpoint_s
@@ -64,16 +62,12 @@ def run(
     from orchestrator.simulation.faults import simulate_faults
     from orchestrator.simulation.simulate import simulate
 
-    try:
+    with names_option("--simulate"):
         cluster = cluster_spec.parse(cluster_text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--simulate") from None
     if picture is not None:
         # Before the work, which may take minutes.
-        try:
+        with names_option("--picture"):
             gantt.check_place(picture)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--picture") from None
     # Hundreds of thousands of attempts hold no cycles: looking for some takes a fifth of the time.
     gc.disable()
     priced = make_plan(

@@ -1,9 +1,8 @@
 """Command `memscale submit`, and the controller that it starts in the background."""
 
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,7 +29,7 @@ Detach = Annotated[
     typer.Option("--detach", "-d", help="Run in the background; watch with `memscale status`."),
 ]
 Launcher = Annotated[
-    str,
+    Literal["ray", "process", "debug"],
     typer.Option(
         help="ray: embedded Ray. process: plain processes. debug: in this process, one by one."
     ),
@@ -45,8 +44,7 @@ Address = Annotated[
     str | None,
     typer.Option(
         help="Run on a Ray cluster that exists: ray://HOST:10001 from any machine, HOST:PORT or "
-        "auto from a node of it. RUNS must be a folder that all nodes see.",
-        show_default=False,
+        "auto from a node of it. RUNS must be a folder that all nodes see."
     ),
 ]
 Priority = Annotated[
@@ -56,7 +54,6 @@ Priority = Annotated[
         "trials of lower ones checkpoint and wait. Default: 0.",
         min=-100,
         max=100,
-        show_default=False,
     ),
 ]
 Weight = Annotated[
@@ -65,16 +62,14 @@ Weight = Annotated[
         help="With --address: share of the cluster, relative to other sweeps of the same priority. "
         "Default: 1.",
         min=0.01,
-        show_default=False,
     ),
 ]
 Backend = Annotated[
-    str | None,
+    Literal["slurm", "slurm-direct"] | None,
     typer.Option(
         help="Train on a Slurm cluster. slurm: Ray inside allocations (pilots), several trials on "
         "a node. slurm-direct: one job for each trial, without Ray. RUNS must be a folder that all "
-        "nodes see.",
-        show_default=False,
+        "nodes see."
     ),
 ]
 Nodes = Annotated[
@@ -83,19 +78,15 @@ Nodes = Annotated[
         help="Slurm: nodes, or MIN:MAX to add nodes while trials wait and give them back when "
         "idle. slurm-direct: jobs of an array at a time. Default: 1 (slurm), 64 (slurm-direct).",
         metavar="MIN:MAX",
-        show_default=False,
     ),
 ]
-Partition = Annotated[
-    str | None, typer.Option(help="Slurm: partition. Default: the cluster's.", show_default=False)
-]
+Partition = Annotated[str | None, typer.Option(help="Slurm: partition. Default: the cluster's.")]
 TimeLimit = Annotated[
     str | None,
     typer.Option(
         help="Slurm: time limit of a job, as sbatch takes it. At its end trials checkpoint and the "
         "job goes back into the queue. Default: 1:00:00.",
         metavar="TIME",
-        show_default=False,
     ),
 ]
 SbatchOptions = Annotated[
@@ -103,7 +94,6 @@ SbatchOptions = Annotated[
     typer.Option(
         help="Slurm: any other option of sbatch, as account=me; may be given several times.",
         metavar="KEY=VALUE",
-        show_default=False,
     ),
 ]
 Register = Annotated[
@@ -150,7 +140,12 @@ def submit(
     quiet: Quiet = False,
 ) -> None:
     """Train what is missing of a sweep."""
-    _check_options(launcher, address, {"--priority": priority, "--weight": weight})
+    for name, value in {"--priority": priority, "--weight": weight}.items():
+        if value is not None and address is None:
+            raise typer.BadParameter(
+                "is among the sweeps of one Ray cluster: add --address, or leave it out",
+                param_hint=name,
+            )
     slurm_request = submit_slurm.parse_request(
         backend, nodes, partition, time, slurm, cpus, gpus, launcher
     )
@@ -207,24 +202,6 @@ def _run(request: "Submission", *, detach: bool, quiet: bool) -> None:
         _run_in_background(request, watched=not detach and not quiet)
     else:
         _run_here(request, quiet=quiet)
-
-
-def _check_options(
-    launcher: str, address: str | None, of_cluster: Mapping[str, float | None]
-) -> None:
-    """Refuse an unknown launcher, and options of a Ray cluster where there is none."""
-    from orchestrator.submit import submission
-
-    if launcher not in submission.LAUNCHERS:
-        raise typer.BadParameter(
-            f"launcher must be one of {', '.join(submission.LAUNCHERS)}, got {launcher}"
-        )
-    for name, value in of_cluster.items():
-        if value is not None and address is None:
-            raise typer.BadParameter(
-                "is among the sweeps of one Ray cluster: add --address, or leave it out",
-                param_hint=name,
-            )
 
 
 def _check_gpus(gpus: int | None) -> None:

@@ -37,7 +37,6 @@ DETACH_S = 60.0
 """How long a detached submission may take until it runs its sweep: imports and spec files."""
 HOSTED_S = 240.0
 """The same on a cluster, which starts a process for its host first."""
-LAUNCHERS = ("ray", "process", "debug")
 _ADDRESS = re.compile(r"auto|(ray://)?(\[[0-9A-Fa-f:]+\]|[\w.-]+):\d+")
 TRACKING = "MLFLOW_TRACKING_URI"
 PASSED_ON = ("MLFLOW_", "MEMSCALE_RUNS", "NCCL_", "HF_")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,35 +12,15 @@ from orchestrator.cli.render.command_name import command
 from orchestrator.cli.render.wide_table import WideTable
 from orchestrator.diagnostics import Check, Severity
 
+if TYPE_CHECKING:
+    from analysis.formatting import Table as ResultTable
+    from analysis.report.answer import SweepAnswer
+
 MOST_KEYS = 3
 """Columns that name a row, those of text before the first number."""
 
 
-class PrintedTable(Protocol):
-    """What `analysis.formatting.Table` holds; the orchestrator does not import analysis."""
-
-    @property
-    def title(self) -> str:
-        """Heading."""
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """Headings of the columns."""
-
-    @property
-    def rows(self) -> Sequence[Sequence[str]]:
-        """Text of the cells."""
-
-    @property
-    def numeric(self) -> Sequence[bool]:
-        """Columns to align right."""
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Sentences below it."""
-
-
-def printed(tables: Sequence[PrintedTable]) -> RenderableType:
+def printed(tables: "Sequence[ResultTable]") -> RenderableType:
     """Return tables of text cells; one without rows is its notes, or nothing."""
     parts: list[RenderableType] = []
     for given in tables:
@@ -63,23 +43,7 @@ def printed(tables: Sequence[PrintedTable]) -> RenderableType:
     return Group(*parts)
 
 
-class ReportAnswer(Protocol):
-    """What `analysis.report.answer.SweepAnswer` holds."""
-
-    @property
-    def status(self) -> str:
-        """In a few words."""
-
-    @property
-    def sentences(self) -> Sequence[str]:
-        """One to three."""
-
-    @property
-    def rests_on(self) -> str:
-        """What the fitted curves are worth."""
-
-
-def answered(question: str | None, answer: ReportAnswer, advice: Sequence[str]) -> RenderableType:
+def answered(question: str | None, answer: "SweepAnswer", advice: Sequence[str]) -> RenderableType:
     """Return the question of a sweep, its answer, and what to run next."""
     parts: list[RenderableType] = []
     if question:

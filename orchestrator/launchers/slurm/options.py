@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-BACKENDS = ("slurm", "slurm-direct")
 LONGEST_NOTICE_S = 150
 """How long before the end of an allocation Slurm signals it at most: a checkpoint may take a
 minute, then Ray is stopped."""
