@@ -95,6 +95,7 @@ def folder_histories(
 
 def _settings(spec: TrialSpec) -> Mapping[str, Any]:
     sections = {"model": spec.model, "train": spec.train, "data": spec.data}
+    sections |= {"match": spec.match or {}}
     return {
         f"{name}.{key}": value for name, fields in sections.items() for key, value in fields.items()
     }

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.loading.histories import HistoryPoint
-from analysis.loading.schema import Reading, exclusion, metric_value, plain_row
+from analysis.loading.schema import SETTINGS, Reading, exclusion, metric_value, plain_row
 from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.trial_spec import TrialState
 
@@ -196,11 +196,7 @@ def _read_run(run: Any, experiment: str, reading: Reading) -> bool:
         plain_row(
             **named,
             preset=next((preset for preset in presets if preset not in {None, "", "None"}), None),
-            settings={
-                key: value
-                for key, value in params.items()
-                if key.startswith(("model.", "train.", "data."))
-            },
+            settings={key: value for key, value in params.items() if key.startswith(SETTINGS)},
             accounting={key: value for key, value in metrics.items() if "/" not in key},
             metrics={key: value for key, value in metrics.items() if "/" in key},
             not_causal=tags.get("memscale.not_causal"),

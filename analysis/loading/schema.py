@@ -63,7 +63,7 @@ ACCOUNTING = (
 )
 """Columns of numbers known before training: sizes and costs."""
 
-SETTINGS = ("model.", "train.", "data.")
+SETTINGS = ("model.", "train.", "data.", "match.")
 """Prefixes of the columns that say how a trial was made."""
 
 NOT_CAUSAL = "not_causal"
@@ -276,7 +276,12 @@ def _with_derived(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _configuration(row: Mapping[str, Any]) -> str:
     """Return one name for all seeds of a configuration: architecture and a hash of its settings."""
-    chosen = {key: value for key, value in row.items() if key.startswith(SETTINGS)}
+    # What was matched says how a setting was chosen, and is none itself.
+    chosen = {
+        key: value
+        for key, value in row.items()
+        if key.startswith(SETTINGS) and not key.startswith("match.")
+    }
     if not chosen:
         chosen = {
             key: row.get(key)

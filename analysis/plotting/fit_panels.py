@@ -40,6 +40,7 @@ LABELS = {
     "params": "Parameters",
     "total_params": "Total parameters",
     "active_params": "Active parameters",
+    "memory_params": "Memory parameters",
     "tokens": "Training tokens",
     "n_active": "Active parameters",
     "n_memory": "Memory parameters",

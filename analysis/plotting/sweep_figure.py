@@ -24,6 +24,7 @@ from analysis.plotting.axes import (
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.fit_panels import LABELS, MISFIT_LINE, is_misfit, misfit_words
 from analysis.plotting.style import SeriesStyle, series_styles
+from analysis.scaling.series_curves import over_tables
 from analysis.scaling.sweep_summary import SweepFits
 
 Y_LABELS = {
@@ -36,6 +37,7 @@ X_WORDS = {
     "total_params": "parameters",
     "training_flops": "training compute",
     "active_params": "active parameters",
+    "memory_params": "memory parameters",
 }
 
 MOST_ABOVE = 6
@@ -48,8 +50,9 @@ def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
     """Return the figure of a sweep: accuracy against parameters, and against training FLOPs.
 
     Both panels are needed because a memory table adds parameters and hardly any FLOPs: it moves a
-    point to the right in the left panel, and upward in the right panel. Without factual recall (a
-    text corpus) both panels show the loss.
+    point to the right in the left panel, and upward in the right panel. Where curves run over the
+    tables of one preset, the panels are against memory parameters, and against all parameters.
+    Without factual recall (a text corpus) both panels show the loss.
 
     Raises:
         ValueError: If the table has no outcome to draw.
@@ -64,9 +67,10 @@ def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
         raise ValueError(
             "figure: no run with factual recall, answer NLL or loss; finish a trial first"
         )
-    panels = [(shown[0], "total_params")]
-    if "training_flops" in table:
-        panels.append((shown[0], "training_flops"))
+    sizes = ["total_params", *(["training_flops"] if "training_flops" in table else [])]
+    if any(over_tables(rows) for _, rows in table.groupby(table["configuration"].map(fits.series))):
+        sizes = ["memory_params", "total_params"]
+    panels = [(shown[0], size) for size in sizes]
     styles = sweep_styles(runs, fits)
     crowded = len(styles) > MOST_ABOVE
     with styled():
@@ -149,6 +153,9 @@ def _draw_series(
     rows = runs.table[runs.table["configuration"].map(fits.series) == name]
     if not {outcome, x} <= set(rows.columns) or rows[outcome].isna().all():
         return
+    if x == "memory_params":
+        _draw_without_memory(axis, rows[~(rows[x] > 0)], style, outcome)
+        rows = rows[rows[x] > 0]
     means = rows.groupby("configuration")[[x, outcome]].mean().sort_values(x)
     repeated = rows[rows["configuration"].duplicated(keep=False)]
     # The mean is hollow and lies below, so that no seed hides behind it.
@@ -164,6 +171,13 @@ def _draw_series(
         # No curve: a dotted line joins the means for the eye and claims nothing.
         dotted: Any = {"linestyle": ":", "linewidth": 1.2, "alpha": 0.7, "zorder": 2}
         axis.plot(means[x], means[outcome], color=style.colour, **dotted)
+
+
+def _draw_without_memory(axis: Axes, rows: Any, style: SeriesStyle, outcome: str) -> None:
+    """Draw models without a memory as levels: they have no place on a logarithmic axis of it."""
+    level: Any = {"color": style.colour, "linestyle": "--", "linewidth": 1.4, "zorder": 2}
+    for value in rows.groupby("configuration")[outcome].mean():
+        axis.axhline(value, **level)
 
 
 def _draw_curve(axis: Axes, fit: LawFit, style: SeriesStyle, *, band: float) -> None:
@@ -182,7 +196,8 @@ def _label(axes: Axes, runs: Runs, *, outcome: str, x: str) -> None:
     axes.set_xlabel(LABELS.get(x, x))
     axes.set_ylabel(label)
     show = power_of_ten if x == "training_flops" else rounded
-    log_scale(axes, "x", *margins(runs.table[x].dropna(), least=1.12), show=show, most=8)
+    positive = runs.table[x][runs.table[x] > 0]
+    log_scale(axes, "x", *margins(positive, least=1.12), show=show, most=8)
     grid(axes)
     values = runs.table[outcome].dropna()
     span = float(values.max() - values.min()) or abs(float(values.max())) or 1.0
@@ -206,6 +221,8 @@ def _reading(runs: Runs, fits: SweepFits, panels: Sequence[tuple[str, str]]) -> 
         parts.append(f"line and band: fit, {fits.level:.0%} of {fits.n_draws:,} resamples")
     if any(not f.usable for f in shown) or not shown:
         parts.append("dotted: no fit")
+    if any(x == "memory_params" for _, x in panels):
+        parts.append("dashed level: without a memory")
     misfits = dict.fromkeys(c.series for c in drawn if is_misfit(c.fit))
     parts += filter(None, [misfit_words(list(misfits))])
     if len(set(fits.series.values())) > MOST_ABOVE:

@@ -28,6 +28,8 @@ from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.compute_multiplier import Multipliers
 from analysis.scaling.cost_measures import CostMeasure
 from analysis.scaling.equal_cost import CostDifference, EqualCost, equal_cost
+from analysis.scaling.memory_trend import MemoryTrend, memory_trends
+from analysis.scaling.series_curves import name_series
 from analysis.scaling.sweep_summary import SweepFits
 
 MOST_NAMED = 3
@@ -41,7 +43,7 @@ class AnswerStatus(StrEnum):
     """Whether the runs answer the question."""
 
     TOLD_APART = "told apart"
-    """At equal FLOPs some architecture differs from the reference by more than noise."""
+    """Some architecture differs from the reference by more than noise, or memory size matters."""
     OPEN = "not told apart"
     """None does; more seeds or sizes may tell."""
     NO_COMPARISON = "no comparison"
@@ -58,6 +60,8 @@ class SweepAnswer:
     rests_on: str
     """What the fitted curves are worth, in one sentence."""
     differences: EqualCost
+    trends: tuple[MemoryTrend, ...] = ()
+    """Where a memory's size was varied at a preset."""
 
 
 def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison) -> SweepAnswer:
@@ -69,22 +73,27 @@ def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison
         comparison: Of `compare_architectures`, for multipliers.
     """
     reference = reference_of(runs, fits)
-    found = equal_cost(runs.table, reference=reference, level=fits.level)
-    by_flops = [d for d in found.differences if d.measure.name == "flops"]
-    first = by_flops or list(found.differences)[:1]
+    apart = [name for name in fits.apart if not name.startswith("data.")]
+    series = name_series(runs.table, by=apart)
+    found = equal_cost(runs.table, reference=reference, series=series, level=fits.level)
+    trends = tuple(memory_trends(runs.table, outcome=found.outcome, level=fits.level))
+    first_measure = next(iter(found.differences)).measure if found.differences else None
+    first = [d for d in found.differences if d.measure == first_measure]
     if not first:
         return SweepAnswer(
             status=AnswerStatus.NO_COMPARISON,
             sentences=tuple(_one_architecture(runs, fits, found)[:3]),
             rests_on=curves_worth(fits),
             differences=found,
+            trends=trends,
         )
-    told = any(d.verdict in ("better", "worse") for d in first)
+    verdicts = [*(d.verdict for d in first), *(t.verdict for t in trends)]
+    told = any(verdict in ("better", "worse") for verdict in verdicts)
     status = AnswerStatus.TOLD_APART if told else AnswerStatus.OPEN
     if all(d.p_holm is None for d in first):
         status = AnswerStatus.NO_COMPARISON
     sentences = [_difference_sentence(first, found)]
-    further = [_multiplier_sentence(first, comparison), *untuned(fits)]
+    further = [_trend_sentence(trends), _multiplier_sentence(first, comparison), *untuned(fits)]
     others = _other_costs_sentence(first, found)
     sentences += [s for s in (*further, others) if s]
     return SweepAnswer(
@@ -92,6 +101,7 @@ def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison
         sentences=tuple(s[0].upper() + s[1:] if s.startswith("at ") else s for s in sentences[:3]),
         rests_on=curves_worth(fits),
         differences=found,
+        trends=trends,
     )
 
 
@@ -114,7 +124,7 @@ def curves_worth(fits: SweepFits) -> str:
 
 def amount_text(measure: CostMeasure, value: float) -> str:
     """Return an amount of a cost measure with its unit: `8.1e+11 FLOPs`."""
-    units = {"flops": " FLOPs", "seconds": " s", "bytes_moved": " B"}
+    units = {"flops": " FLOPs", "seconds": " s", "bytes_moved": " B", "base": " tokens"}
     show = {"flops": flops, "seconds": seconds}.get(measure.name, count)
     return f"{show(value)}{units.get(measure.name, '')}"
 
@@ -135,9 +145,9 @@ def _difference_sentence(found: Sequence[CostDifference], every: EqualCost) -> s
         for verdict in ("better", "worse", "not told apart", "no interval")
     }
     words_of = {
-        "better": f"better than {one.reference}",
-        "worse": f"worse than {one.reference}",
-        "not told apart": "not told apart from it",
+        "better": "better",
+        "worse": "worse",
+        "not told apart": "not told apart",
         "no interval": "without an interval (one seed)",
     }
     parts = [
@@ -147,9 +157,10 @@ def _difference_sentence(found: Sequence[CostDifference], every: EqualCost) -> s
         if members
     ]
     top = _furthest(found)
+    kinds = "settings" if any(" (" in d.candidate for d in found) else "architectures"
     return (
-        f"{where}, of {len(found)} architectures {', '.join(parts)}; furthest from it lies"
-        f" {top.candidate}: {_difference(top, outcome)}{_p(top, every)}."
+        f"{where}, of {len(found)} {kinds} against {one.reference} {', '.join(parts)}; furthest"
+        f" lies {top.candidate}: {_difference(top, outcome)}{_p(top, every)}."
     )
 
 
@@ -215,6 +226,55 @@ def _multiplier_sentence(
         f" {amount_text(curve.measure, curve.amount[i])}, {curve.reference} needs"
         f" {curve.multiplier[i]:.3g}×{band} as many (laws {curve.verdict.status})."
     )
+
+
+def _trend_sentence(trends: Sequence[MemoryTrend]) -> str | None:
+    """Return what twice the memory brings, for the trend that is told apart most clearly."""
+    if not trends:
+        return None
+    one = min(trends, key=lambda t: (t.p_holm is None, t.p_holm or 0.0, -t.largest))
+    outcome = OUTCOME_LABELS.get(one.outcome, one.outcome)
+    p = f", p {'' if one.p_holm < 0.001 else '= '}{p_value(one.p_holm)}" if one.p_holm else ""
+    more = "; see Memory size for the others" if len(trends) > 1 else ""
+    return (
+        f"Twice the memory parameters change {outcome} of {one.architecture} {one.preset} by"
+        f" {estimate(one.per_doubling, signed=True)}, between {count(one.smallest)} and"
+        f" {count(one.largest)} of them ({one.verdict}{p}){more}."
+    )
+
+
+def trends_table(trends: Sequence[MemoryTrend], fits: SweepFits) -> Table:
+    """Return one row per architecture and preset at which a memory's size was varied."""
+    columns = [
+        Column("architecture", lambda t: t.architecture),
+        Column("preset", lambda t: t.preset),
+        Column("sizes", lambda t: str(t.n_sizes), True, lambda t: {"n_sizes": t.n_sizes}),
+        Column("smallest", lambda t: count(t.smallest), True, lambda t: {"smallest": t.smallest}),
+        Column("largest", lambda t: count(t.largest), True, lambda t: {"largest": t.largest}),
+        Column(
+            "change per doubling",
+            lambda t: estimate(t.per_doubling, signed=True),
+            True,
+            lambda t: {"outcome": t.outcome, **estimate_fields("per_doubling", t.per_doubling)},
+        ),
+        Column(
+            "p (Holm)",
+            lambda t: p_value(t.p_holm),
+            True,
+            lambda t: {"p": t.per_doubling.p, "p_holm": t.p_holm},
+        ),
+        Column("verdict", lambda t: t.verdict),
+    ]
+    if not trends:
+        return Table.of("Memory size at a fixed preset", (), columns, ())
+    outcome = OUTCOME_LABELS.get(trends[0].outcome, trends[0].outcome)
+    notes = [
+        f"{outcome}: slope over log2 of memory parameters at equal preset and tokens;"
+        f" {fits.level:.0%} intervals of Student's t over seeds, each with a slope of its own, hold"
+        " what a line misses, too",
+        corrected_note(sum(t.p_holm is not None for t in trends)),
+    ]
+    return Table.of("Memory size at a fixed preset", trends, columns, notes)
 
 
 def _article(status: VerdictStatus) -> str:

@@ -10,7 +10,7 @@ from analysis.formatting import Table
 from analysis.loading.load import Runs
 from analysis.report import tables
 from analysis.report.advice import advice
-from analysis.report.answer import SweepAnswer, differences_table, sweep_answer
+from analysis.report.answer import SweepAnswer, differences_table, sweep_answer, trends_table
 from analysis.report.architectures import ArchitectureSections, architecture_sections
 from analysis.report.fit_tables import health_table, laws_table
 from analysis.report.table_files import as_json
@@ -34,6 +34,8 @@ class ReportContents:
     comparison: ArchitectureComparison
     compared: ArchitectureSections
     differences: Table
+    trends: Table
+    """Of memory sizes; without rows where none was varied."""
     laws: Mapping[str, Any]
     """Further fits by title."""
     spent: str | None = None
@@ -48,6 +50,7 @@ class ReportContents:
         fit_tables = [laws_table(self.laws), health_table(self.law_fits)] if self.laws else []
         return [
             self.differences,
+            *([self.trends] if self.trends.rows else []),
             *tables.tables(runs, fits, everything=True),
             *(table for table in others if table is not None),
             step_times(runs, fits),
@@ -110,6 +113,7 @@ def report_contents(
         comparison=comparison,
         compared=architecture_sections(comparison),
         differences=differences_table(answer.differences, fits),
+        trends=trends_table(answer.trends, fits),
         laws=dict(laws or {}),
         spent=spent,
     )
@@ -119,6 +123,5 @@ def best_runs(runs: Runs, fits: SweepFits) -> Runs:
     """Return the runs that architectures are compared by: of every size the best settings."""
     if not fits.best:
         return runs
-    data = [name for name in fits.varied if name.startswith("data.")]
-    series = name_series(runs.table, by=data)
+    series = name_series(runs.table, by=fits.apart)
     return replace(runs, table=best_of_every_size(runs.table, series))

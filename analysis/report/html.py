@@ -120,6 +120,7 @@ def render(contents: ReportContents, pictures: Mapping[str, Picture]) -> str:
         answer=contents.answer,
         advice=contents.advice,
         differences=contents.differences,
+        trends=contents.trends,
         kinds=[kind.upper() for kind in KINDS],
         source=runs.source,
         n_trials=len(runs.table),

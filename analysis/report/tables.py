@@ -42,6 +42,7 @@ X_LABELS = {
     "total_params": "total params",
     "training_flops": "training FLOPs",
     "active_params": "active params",
+    "memory_params": "memory params",
 }
 
 
@@ -116,7 +117,7 @@ def configurations(fits: SweepFits) -> Table:
 
 def best(fits: SweepFits) -> Table:
     """Return one row per size of which several settings were tried: the best, and its edges."""
-    names = " and ".join(name for name in fits.varied if not name.startswith("data."))
+    names = " and ".join(name for name in fits.varied if name not in fits.apart)
     columns = [
         Column("architecture", lambda b: b.architecture),
         Column("size", lambda b: b.size),
@@ -186,7 +187,7 @@ def _mean_of(summary: ConfigurationSummary, *, outcome: str) -> str:
 
 
 def _series_columns() -> list[Column]:
-    return [Column("architecture", lambda s: s.series), Column("preset", lambda s: s.preset or "–")]
+    return [Column("architecture", lambda s: s.label), Column("preset", lambda s: s.preset or "–")]
 
 
 def parameter_groups(fits: SweepFits) -> Table:
@@ -243,8 +244,8 @@ def usage(runs: Runs, fits: SweepFits) -> Table:
             uses = {stat: _last_use(means, known.get((kind, stat))) for stat in stats}
             if any(use is not None for use in uses.values()):
                 cells = map(_use, uses.values())
-                rows.append((s.series, s.preset or "–", KIND_WORDS[kind], *cells))
-                named = {"architecture": s.series, "preset": s.preset, "of": kind}
+                rows.append((s.label, s.preset or "–", KIND_WORDS[kind], *cells))
+                named = {"architecture": s.label, "preset": s.preset, "of": kind}
                 values.append(
                     {**named, **{stat: use[0] if use else None for stat, use in uses.items()}}
                 )
@@ -380,8 +381,8 @@ def comparison(fits: SweepFits) -> Table:
         return lambda p: {f"{which}_value": getattr(p, which).outcomes[p.outcome].value}
 
     columns = [
-        Column("model", lambda p: f"{p.summary.series} {p.summary.preset or ''}".strip()),
-        Column("baseline", lambda p: f"{p.baseline.series} {p.baseline.preset or ''}".strip()),
+        Column("model", lambda p: f"{p.summary.label} {p.summary.preset or ''}".strip()),
+        Column("baseline", lambda p: f"{p.baseline.label} {p.baseline.preset or ''}".strip()),
         Column("FLOPs ratio", lambda p: f"{p.flops_ratio:.3f}", True, _field("flops_ratio")),
         Column("outcome", lambda p: OUTCOME_LABELS[p.outcome], False, _field("outcome")),
         Column("model's", value("summary"), True, numbers("summary")),

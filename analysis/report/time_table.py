@@ -29,7 +29,7 @@ def step_times(runs: Runs, fits: SweepFits) -> Table:
         return lambda s: {name.removeprefix(PREFIX): value(s, name)}
 
     columns = [
-        Column("architecture", lambda s: s.series),
+        Column("architecture", lambda s: s.label),
         Column("preset", lambda s: s.preset or "–"),
         *(
             Column(n.removeprefix(PREFIX).removesuffix(SUFFIX), cell(n), True, field(n))

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis.loading.schema import OUTCOMES
 from analysis.scaling.equal_compute import higher_is_better
-from orchestrator.records.varied_settings import SIZES, setting_label, setting_text
+from orchestrator.records.varied_settings import MATCH, SIZES, setting_label, setting_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,18 +37,20 @@ def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting
 
     Args:
         table: Of `Runs`.
-        names: Settings that vary beside size; those of the data are never chosen between.
+        names: Settings that vary beside size; `settings_apart` are never chosen between.
     """
-    tuned = [name for name in names if not name.startswith("data.")]
-    data = [name for name in names if name.startswith("data.")]
-    if not tuned or _outcome(table) is None:
+    if _outcome(table) is None:
+        return []
+    apart = settings_apart(table, names)
+    tuned = [name for name in names if name not in apart]
+    if not tuned:
         return []
     rows, outcome = _ranked(table.assign(size=size_names(table)))
     # By size; within a size still the best first.
     rows = rows.sort_values(["architecture", "total_params"], kind="stable")
     found = []
     for (architecture, size, *_), group in rows.groupby(
-        ["architecture", "size", *data], sort=False, dropna=False
+        ["architecture", "size", *apart], sort=False, dropna=False
     ):
         if len(group) < 2:
             continue
@@ -58,7 +60,7 @@ def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting
         found.append(
             BestSetting(
                 architecture=str(architecture),
-                size=" ".join([str(size), setting_label(shown, data)]).strip(),
+                size=" ".join([str(size), setting_label(shown, apart)]).strip(),
                 outcome=outcome,
                 configuration=str(best["configuration"]),
                 label=setting_label(shown, tuned),
@@ -67,6 +69,46 @@ def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting
                 at_edge=tuple(_edges(group, best, tuned)),
             )
         )
+    return found
+
+
+def settings_apart(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Return the settings whose values answer different questions, so that none is the best.
+
+    Those are settings of the data, what `match` held equal, and what changes the number of
+    parameters.
+
+    Args:
+        table: Of `Runs`.
+        names: Settings that vary beside size.
+    """
+    asked = [name for name in names if name.startswith(("data.", MATCH))]
+    others = [name for name in names if name not in asked]
+    return [*asked, *size_settings(table, others)]
+
+
+def size_settings(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Return the settings that change the number of parameters at one preset, as a table's size.
+
+    No two values of such a setting have a number of parameters in common.
+
+    Args:
+        table: Of `Runs`.
+        names: Settings that vary beside size.
+    """
+    rows = table.drop_duplicates("configuration")
+    rows = rows.assign(size=size_names(rows))
+    found = []
+    for name in names:
+        varied = 0
+        for _, group in rows[rows[name].notna()].groupby(["architecture", "size"], sort=False):
+            counts = group.groupby(name)["total_params"].agg(set)
+            if len(counts) > 1 and len(set.union(*counts)) < counts.map(len).sum():
+                break
+            varied += len(counts) > 1
+        else:
+            if varied:
+                found.append(name)
     return found
 
 

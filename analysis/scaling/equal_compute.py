@@ -52,7 +52,9 @@ class ConfigurationSummary:
     architecture: str
     preset: str | None
     series: str
-    """Architecture and varied data settings (`analysis/scaling/series_curves.py`)."""
+    """Name of its curve (`analysis/scaling/series_curves.py`)."""
+    label: str
+    """Architecture and all that varies beside the preset: `memory_plus (n_keys=64)`."""
     seeds: tuple[int, ...]
     params: Mapping[str, float]
     """Per group, the groups that the table has."""
@@ -131,13 +133,18 @@ def higher_is_better(outcome: str) -> bool:
 
 
 def summarise(
-    table: pd.DataFrame, *, series: Mapping[str, str], level: float = 0.95
+    table: pd.DataFrame,
+    *,
+    series: Mapping[str, str],
+    labels: Mapping[str, str] | None = None,
+    level: float = 0.95,
 ) -> list[ConfigurationSummary]:
     """Return one summary per configuration, by series and size.
 
     Args:
         table: Of `Runs`.
         series: Configuration to the name of its curve.
+        labels: Configuration to its own name; None: that of its curve.
         level: Of the intervals over seeds.
     """
     summaries = []
@@ -150,6 +157,7 @@ def summarise(
                 architecture=str(first["architecture"]),
                 preset=None if pd.isna(first["preset"]) else str(first["preset"]),
                 series=series[name],
+                label=(labels or series)[name],
                 seeds=tuple(sorted(int(seed) for seed in group["seed"])),
                 params={
                     g: float(first[f"params_{g}"])

@@ -1,7 +1,9 @@
 """Differences between architectures at equal cost: FLOPs, seconds, bytes read, bytes stored.
 
 A configuration is compared with the reference at its own cost. Where a reference configuration
-costs the same (within FLOP_TOLERANCE), that is a difference of two means over seeds. Elsewhere the
+costs the same (within FLOP_TOLERANCE), that is a difference of two means over seeds. What no
+reference equals in FLOPs is compared at the same preset and tokens, as papers compare what they add
+to a model. Elsewhere the
 reference's value is interpolated in ln(cost) between its nearest sizes, and never extrapolated. All
 of it is linear in the means over seeds, so intervals and p-values are those of a linear contrast.
 They hold the noise of seeds, and an estimate of the interpolation's error; no fitted law enters.
@@ -30,6 +32,9 @@ FEWEST_SIZES = 3
 
 TOKENS = "training_tokens"
 
+BASE = CostMeasure(name="base", column=TOKENS, label="preset and tokens", with_tokens=True)
+"""Of what is added to a preset, such as a memory table, and has FLOPs of its own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CostDifference:
@@ -37,6 +42,7 @@ class CostDifference:
 
     measure: CostMeasure
     candidate: str
+    """Architecture, and what tells its series apart: `memory_plus (n_keys=64)`."""
     reference: str
     outcome: str
     n_sizes: int
@@ -69,7 +75,7 @@ class EqualCost:
     differences: Sequence[CostDifference]
     """By cost measure, then by candidate."""
     unmatched: Sequence[str]
-    """A sentence for every candidate and measure without any match."""
+    """A sentence for every measure in which candidates have no match."""
 
     @property
     def n_corrected(self) -> int:
@@ -84,14 +90,27 @@ class EqualCost:
         )
 
 
+LEAST_RECALL = 0.01
+"""Range of factual recall among all runs below which it compares nothing: all know none, or all."""
+
+
 def main_outcome(table: pd.DataFrame) -> str | None:
-    """Return the outcome that a sweep is about: the first that every run has."""
+    """Return the outcome that a sweep is about: the first that every run has, and that differs."""
     order = ("factual_recall", "answer_nll", "loss", *OUTCOMES)
-    return next((o for o in order if len(table) and o in table and table[o].notna().all()), None)
+    there = [o for o in order if len(table) and o in table and table[o].notna().all()]
+    recall = table["factual_recall"] if "factual_recall" in there else None
+    if recall is not None and len(there) > 1 and recall.max() - recall.min() < LEAST_RECALL:
+        there = there[1:]
+    return next(iter(there), None)
 
 
 def equal_cost(
-    table: pd.DataFrame, *, reference: str, outcome: str | None = None, level: float = 0.95
+    table: pd.DataFrame,
+    *,
+    reference: str,
+    series: Mapping[str, str] | None = None,
+    outcome: str | None = None,
+    level: float = 0.95,
 ) -> EqualCost:
     """Compare every architecture with the reference at equal cost.
 
@@ -99,30 +118,54 @@ def equal_cost(
     interpolated over its sizes at the same tokens.
 
     Args:
-        table: Of `Runs`, one configuration per architecture, size, tokens and data set.
-        reference: Architecture that others are compared with.
+        table: Of `Runs`, one configuration per series, size, tokens and data set.
+        reference: Architecture that others are compared with. Of several series of it, that with
+            the most sizes is, the smallest of equals.
+        series: Configuration to series, each of which is compared; None: architectures.
         outcome: Column; None is `main_outcome`.
         level: Of the intervals.
     """
     outcome = outcome or main_outcome(table)
     if outcome is None:
         return EqualCost(outcome="loss", differences=(), unmatched=())
-    found: list[CostDifference] = []
+    every = _configurations(table, outcome, series)
+    theirs = _reference_configurations(every, reference)
+    candidates: dict[str, list[_Configuration]] = {}
+    in_order = sorted(every, key=lambda c: (c.architecture, c.costs.get("total_params", 0.0)))
+    for one in in_order:
+        if one.series not in {c.series for c in theirs}:
+            candidates.setdefault(one.series, []).append(one)
+    found: dict[str, list[CostDifference]] = {}
     unmatched = []
-    every = _configurations(table, outcome)
-    names = {c.architecture for c in every} - {reference}
-    for measure in (COST_MEASURES[name] for name in MEASURES):
+    for measure in (*(COST_MEASURES[name] for name in MEASURES), BASE):
         if measure.column not in table or table[measure.column].isna().any():
             continue
-        for name in sorted(names):
-            one = _compare(every, name, reference, measure, outcome, level)
-            if isinstance(one, str):
-                unmatched.append(one)
-            else:
-                found.append(one)
-    corrected = holm_corrected([d.mean for d in found])
-    found = [replace(d, p_holm=p) for d, p in zip(found, corrected, strict=True)]
-    return EqualCost(outcome=outcome, differences=found, unmatched=unmatched)
+        compared = list(candidates) if measure != BASE else _added_to_presets(candidates, found)
+        pairs = {n: _compare(candidates[n], theirs, measure, outcome, level) for n in compared}
+        found[measure.name] = [d for d in pairs.values() if d is not None]
+        without = [name for name, pair in pairs.items() if pair is None]
+        if without and measure != BASE:
+            unmatched.append(
+                f"at equal {measure.label} no {reference} runs on the same data on both sides of"
+                f" the cost of {_in_words(without)}; add larger or smaller ones, or use match:"
+            )
+    # First what the sweep held equal for most, then costs that it did not.
+    held = sorted(("flops", BASE.name), key=lambda name: -len(found.get(name, ())))
+    differences = [d for name in (*held, *MEASURES[1:]) for d in found.get(name, ())]
+    corrected = holm_corrected([d.mean for d in differences])
+    differences = [replace(d, p_holm=p) for d, p in zip(differences, corrected, strict=True)]
+    return EqualCost(outcome=outcome, differences=differences, unmatched=unmatched)
+
+
+MOST_NAMED = 3
+"""Candidates that a sentence names; of more it says how many."""
+
+
+def _in_words(names: Sequence[str]) -> str:
+    """Return `a, b and c`, or `a, b and 4 more`."""
+    if len(names) > MOST_NAMED:
+        return f"{', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1} more"
+    return " and ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +174,8 @@ class _Configuration:
 
     name: str
     architecture: str
+    series: str
+    preset: str | None
     data: tuple[str, ...]
     """Settings of its data."""
     tokens: float | None
@@ -150,8 +195,22 @@ class _Match:
     """Of the interpolation, in the units of the outcome."""
 
 
-def _configurations(table: pd.DataFrame, outcome: str) -> list[_Configuration]:
-    columns = [c for c in {m.column for m in COST_MEASURES.values()} if c in table]
+def _added_to_presets(
+    candidates: Mapping[str, Sequence[_Configuration]],
+    found: Mapping[str, Sequence[CostDifference]],
+) -> list[str]:
+    """Return the series of architectures of which not every size has equal FLOPs."""
+    by_flops = {
+        d.candidate for d in found.get("flops", ()) if not (d.interpolated or d.n_unmatched)
+    }
+    added = {candidates[name][0].architecture for name in candidates if name not in by_flops}
+    return [name for name, members in candidates.items() if members[0].architecture in added]
+
+
+def _configurations(
+    table: pd.DataFrame, outcome: str, series: Mapping[str, str] | None
+) -> list[_Configuration]:
+    columns = [c for c in {m.column for m in (*COST_MEASURES.values(), BASE)} if c in table]
     data = [c for c in table if str(c).startswith("data.") and table[c].nunique(dropna=False) > 1]
     by_name = table.groupby("configuration", sort=False)[columns].mean().to_dict(orient="index")
     means = {str(name): row for name, row in by_name.items()}
@@ -163,6 +222,8 @@ def _configurations(table: pd.DataFrame, outcome: str) -> list[_Configuration]:
             _Configuration(
                 name=name,
                 architecture=str(row["architecture"]),
+                series=str(row["architecture"]) if series is None else series[name],
+                preset=str(row["preset"]) if pd.notna(row.get("preset")) else None,
                 data=tuple(str(row[c]) for c in data),
                 tokens=float(row[TOKENS]) if pd.notna(row.get(TOKENS)) else None,
                 values=values[name].to_numpy(dtype=np.float64),
@@ -172,28 +233,40 @@ def _configurations(table: pd.DataFrame, outcome: str) -> list[_Configuration]:
     return found
 
 
+def _reference_configurations(
+    every: Sequence[_Configuration], reference: str
+) -> list[_Configuration]:
+    """Return the configurations of the reference's plainest series."""
+    by_series: dict[str, list[_Configuration]] = {}
+    for one in every:
+        if one.architecture == reference:
+            by_series.setdefault(one.series, []).append(one)
+    if not by_series:
+        return []
+
+    def plain(members: Sequence[_Configuration]) -> tuple[int, float]:
+        params = [c.costs.get("total_params", 0.0) for c in members]
+        return -len(members), sum(params) / len(params)
+
+    return min(by_series.values(), key=plain)
+
+
 def _compare(
-    every: Sequence[_Configuration],
-    candidate: str,
-    reference: str,
+    mine: Sequence[_Configuration],
+    theirs: Sequence[_Configuration],
     measure: CostMeasure,
     outcome: str,
     level: float,
-) -> CostDifference | str:
-    """Return the difference of one architecture in one measure, or why there is none."""
-    mine = [c for c in every if c.architecture == candidate]
-    theirs = [c for c in every if c.architecture == reference]
-    values = {c.name: c.values for c in every}
+) -> CostDifference | None:
+    """Return the difference of one series in one measure, None without any match."""
+    values = {c.name: c.values for c in (*mine, *theirs)}
     matches: dict[str, _Match] = {}
     for one in mine:
         match = _match(one, [c for c in theirs if c.data == one.data], measure)
         if match is not None:
             matches[one.name] = match
     if not matches:
-        return (
-            f"{candidate} at equal {measure.label}: no {reference} runs on the same data on both"
-            " sides of its cost; add larger or smaller ones, or use match:"
-        )
+        return None
 
     def difference(over: Sequence[str]) -> MeanEstimate:
         share = 1 / len(over)
@@ -210,8 +283,8 @@ def _compare(
     largest = max(matches, key=lambda name: (matches[name].amount, flops_of[name]))
     return CostDifference(
         measure=measure,
-        candidate=candidate,
-        reference=reference,
+        candidate=mine[0].series,
+        reference=theirs[0].series,
         outcome=outcome,
         n_sizes=len(matches),
         n_unmatched=len(mine) - len(matches),
@@ -228,6 +301,11 @@ def _match(
 ) -> _Match | None:
     """Return what of the reference costs as much as a configuration, None without a match."""
     column, amount = measure.column, one.costs[measure.column]
+    if measure == BASE:
+        same = [c for c in there if c.preset == one.preset and c.tokens == one.tokens]
+        if not same or one.preset is None:
+            return None
+        return _Match(weights={same[0].name: 1.0}, amount=amount, error=0.0)
     same_tokens = sorted(
         (c for c in there if c.tokens == one.tokens), key=lambda c: c.costs[column]
     )

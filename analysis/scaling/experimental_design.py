@@ -119,6 +119,10 @@ class RankedCandidate:
         return inputs["tokens"] / size_of(inputs) if "tokens" in inputs else math.nan
 
 
+MOST_FACTOR = 1_000
+"""Off by more, a target is not known at all, and a number would only seem exact."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExperimentalDesign:
     """Candidates in order, and the runs to make."""
@@ -162,7 +166,10 @@ class ExperimentalDesign:
         """Return how far off the target may be, once its interval is `width` of that of now."""
         from scipy.special import ndtri
 
-        factor = math.exp(float(ndtri((1 + self.level) / 2)) * self.sd * width)
+        exponent = float(ndtri((1 + self.level) / 2)) * self.sd * width
+        if exponent > math.log(MOST_FACTOR):
+            return f"a factor of more than {MOST_FACTOR:,}"
+        factor = math.exp(exponent)
         if isinstance(self.target, LossAt):
             return f"±{self.value * (factor - 1):.2g}"
         return f"a factor of {factor:.4f}"

@@ -1,8 +1,10 @@
 """Curves of a sweep's series: outcome against one size, for each architecture and data set.
 
 A series is what gets one curve: all configurations of one architecture that agree in what the sweep
-varies beside size (learning rate, table size, data). Each
-series is fitted once per specification in CURVE_SPECS; further curves are further entries there.
+varies beside size (learning rate, data). Where a sweep varies a table more often than the model
+below it, the curve runs over the tables of one preset: figure 1 of "Memory Layers at Scale".
+Each series is fitted once per specification in CURVE_SPECS; further curves are further entries
+there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ from analysis.laws.power import PowerLaw
 from analysis.laws.saturating import Saturating
 from analysis.loading.schema import IDENTITY, SETTINGS
 from analysis.loading.validation import ALL_KINDS
+from analysis.scaling.best_settings import size_names, size_settings
 from analysis.scaling.second_process import in_second_process
 from orchestrator.records.varied_settings import SIZES, setting_label, varied_settings
 
@@ -33,6 +36,9 @@ class CurveSpec:
     """power_law or saturating."""
 
 
+FEWEST_TABLES = 3
+"""Sizes of a table at one preset from which on a curve runs over them."""
+
 CURVE_SPECS = (
     CurveSpec(outcome="factual_recall", x="total_params", law="saturating"),
     CurveSpec(outcome="factual_recall", x="training_flops", law="saturating"),
@@ -40,7 +46,12 @@ CURVE_SPECS = (
     CurveSpec(outcome="answer_nll", x="training_flops", law="power_law"),
     CurveSpec(outcome="loss", x="total_params", law="power_law"),
     CurveSpec(outcome="loss", x="training_flops", law="power_law"),
+    CurveSpec(outcome="factual_recall", x="memory_params", law="saturating"),
+    CurveSpec(outcome="answer_nll", x="memory_params", law="power_law"),
+    CurveSpec(outcome="loss", x="memory_params", law="power_law"),
 )
+"""Where a curve runs over the tables of one preset it is against their parameters, and FLOPs say
+nothing of them; elsewhere memory grows with the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +83,11 @@ def fit_series(
         rows = table[table["configuration"].map(series) == name]
         for spec in specs:
             columns = [spec.outcome, spec.x]
-            if set(columns) <= set(rows.columns) and rows[columns].notna().all(axis=None):
+            fitting = spec.x not in ("memory_params", "training_flops") or (
+                over_tables(rows) == (spec.x == "memory_params")
+            )
+            there = set(columns) <= set(rows.columns) and rows[columns].notna().all(axis=None)
+            if fitting and there:
                 found.append((name, spec, rows))
     # Twelve curves take a second; one is not worth a process.
     fits = in_second_process([partial(_fit, spec, rows, **options) for _, spec, rows in found])()
@@ -87,12 +102,22 @@ def fit_series(
     ]
 
 
+def over_tables(rows: pd.DataFrame) -> bool:
+    """Return whether the rows of a series are of one preset and differ in their memories' size."""
+    if "memory_params" not in rows or not (rows["memory_params"] > 0).all():
+        return False
+    tables = rows["memory_params"].nunique()
+    return tables >= FEWEST_TABLES and size_names(rows).nunique() == 1
+
+
 def name_series(table: pd.DataFrame, *, by: Sequence[str] | None = None) -> dict[str, str]:
     """Return configuration to series: the architecture, and what the sweep varies beside size.
 
     Args:
         table: Of `Runs`.
-        by: Settings to tell series apart by; None: all that vary (`varied_in`).
+        by: Settings to tell series apart by, where they vary within the architecture; None: all
+            that vary (`varied_in`), but the preset in place of a table's size where curves run
+            over tables.
 
     Raises:
         ValueError: If a setting is no column of the table.
@@ -105,12 +130,43 @@ def name_series(table: pd.DataFrame, *, by: Sequence[str] | None = None) -> dict
             f"by: no setting {unknown[0]!r} in the table; the sweep varies {there}, "
             "and preset may be named"
         )
+    of_architecture = _names_within(table, names, over_tables=by is None)
     series = {}
     for row in _configurations(table):
-        label = setting_label(row, names)
         architecture = str(row["architecture"])
+        label = setting_label(row, of_architecture[architecture])
         series[str(row["configuration"])] = f"{architecture} ({label})" if label else architecture
     return series
+
+
+def _names_within(
+    table: pd.DataFrame, names: Sequence[str], *, over_tables: bool
+) -> dict[str, tuple[str, ...]]:
+    """Return architecture to the settings that tell its series apart."""
+    found: dict[str, tuple[str, ...]] = {}
+    rows = table.drop_duplicates("configuration")
+    for architecture, group in rows.groupby("architecture", sort=False):
+        found[str(architecture)] = own = own_settings(group, names)
+        sizes = size_settings(group, own) if over_tables else []
+        if not sizes:
+            continue
+        bases = size_names(group)
+        tables = group.groupby(bases)["total_params"].nunique()
+        # Over the tables of a preset, if there are enough for a bend, and more than presets.
+        if tables.max() >= max(FEWEST_TABLES, bases.nunique() + 1):
+            own = tuple(name for name in own if name not in sizes)
+            several = bases.nunique() > 1 and group["preset"].notna().all()
+            found[str(architecture)] = ("preset", *own) if several else own
+    return found
+
+
+def own_settings(rows: pd.DataFrame, names: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the settings that vary within an architecture's rows; of data all."""
+    return tuple(
+        name
+        for name in names
+        if name.startswith("data.") or (name in rows and rows[name].nunique(dropna=False) > 1)
+    )
 
 
 def varied_in(table: pd.DataFrame) -> tuple[str, ...]:

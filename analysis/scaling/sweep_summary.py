@@ -16,6 +16,7 @@ from analysis.scaling.best_settings import (
     BestSetting,
     best_of_every_size,
     best_settings,
+    settings_apart,
     tuned_settings,
 )
 from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops, equal_flops, summarise
@@ -28,6 +29,7 @@ from analysis.scaling.series_curves import (
     name_series,
     varied_in,
 )
+from orchestrator.records.varied_settings import MATCH
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,6 +55,8 @@ class SweepFits:
     """Sizes of the curves that no run has."""
     varied: Sequence[str] = ()
     """Settings by which runs of one architecture and one size differ."""
+    apart: Sequence[str] = ()
+    """Those of them that are never chosen between (`analysis/scaling/best_settings.py`)."""
     best: Sequence[BestSetting] = ()
     """The best of them, for every size of which several were tried."""
     tuned: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -75,7 +79,7 @@ class SweepFits:
 def fit_sweep(
     runs: Runs,
     *,
-    baseline: str = "dense",
+    baseline: str | None = None,
     n_draws: int = 1000,
     seed: int = 0,
     level: float = 0.95,
@@ -86,7 +90,7 @@ def fit_sweep(
 
     Args:
         runs: Of `analysis.load`.
-        baseline: Architecture that others are compared with.
+        baseline: Architecture that others are compared with; None: `default_baseline`.
         n_draws: Resamples behind every interval of a curve.
         seed: Of the resampling.
         level: Of all intervals.
@@ -95,8 +99,8 @@ def fit_sweep(
             the size. Of others that vary, a curve goes through the best of every size.
 
     Raises:
-        ValueError: If the table has no parameters, which configurations are told apart by, or a
-            setting of `by` is none of its columns.
+        ValueError: If the table has no parameters, which configurations are told apart by, a
+            setting of `by` is none of its columns, or the baseline is none of its architectures.
     """
     table = runs.table
     if len(table) and "total_params" not in table:
@@ -105,10 +109,15 @@ def fit_sweep(
             " they are with load's columns={'params': …}, or fit what is there with"
             " analysis.fit_law"
         )
+    there = sorted({str(name) for name in table.get("architecture", ())})
+    if baseline is not None and there and baseline not in there:
+        raise ValueError(f"baseline: no runs of {baseline!r}; there are {', '.join(there)}")
+    baseline = baseline or default_baseline(table)
     varied = varied_in(table) if len(table) else ()
     series = name_series(table, by=by)
     fitted = table if by is None else best_of_every_size(table, series, by_preset="preset" in by)
-    summaries = summarise(table, series=series, level=level)
+    labels = name_series(table, by=varied)
+    summaries = summarise(table, series=series, labels=labels, level=level)
     curves = fit_series(fitted, series, specs, n_draws=n_draws, seed=seed, level=level)
     by_size = {(c.series, c.spec.outcome): c.fit for c in curves if c.spec.x == "total_params"}
     pairs, unpaired = equal_flops(
@@ -127,10 +136,21 @@ def fit_sweep(
         warnings=tuple(_data_warnings(table, series)),
         missing=missing_sizes(runs.excluded, curves),
         varied=varied,
+        apart=settings_apart(table, varied),
         best=best_settings(table, varied),
         tuned=tuned_settings(table, varied),
         pooled=[n for n in varied if n not in (by or ())] if len(fitted) < len(table) else [],
     )
+
+
+def default_baseline(table: pd.DataFrame) -> str:
+    """Return dense where it was trained, else what `match` made most others equal to, else any."""
+    names = [str(name) for name in dict.fromkeys(table.get("architecture", ()))]
+    if "dense" in names or not names:
+        return "dense"
+    held = [column for column in table if str(column).startswith(MATCH)]
+    matched = [name for column in held for name in table[column].dropna() if name in names]
+    return max(names, key=matched.count)
 
 
 def _data_warnings(table: pd.DataFrame, series: Mapping[str, str]) -> list[str]:

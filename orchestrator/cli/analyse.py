@@ -37,6 +37,16 @@ By = Annotated[
     ),
 ]
 
+Baseline = Annotated[
+    str | None,
+    typer.Option(
+        help="Architecture that others are compared with. Default: dense; where it was not "
+        "trained, what `match` made most others equal to.",
+        metavar="ARCHITECTURE",
+        show_default=False,
+    ),
+]
+
 
 @verb(epilog="Examples: memscale fit quickstart  ·  memscale fit mine --by model.n_keys")
 def fit(
@@ -44,6 +54,7 @@ def fit(
     runs: Runs = Path("runs"),
     tracking_uri: ReadFrom = None,
     by: By = None,
+    baseline: Baseline = None,
     json: Json = False,
     csv: Csv = False,
 ) -> None:
@@ -51,7 +62,7 @@ def fit(
     _run_lightly()
     from analysis.report.tables import tables
 
-    fitted = tables(*_fits(sweep, runs, tracking_uri, by), everything=json or csv)
+    fitted = tables(*_fits(sweep, runs, tracking_uri, by, baseline), everything=json or csv)
     _print_tables(fitted, json=json, csv=csv)
 
 
@@ -79,6 +90,7 @@ def report(
         typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report", file_okay=False),
     ] = None,
     by: By = None,
+    baseline: Baseline = None,
     price_text: PriceText = None,
     json: Json = False,
     csv: Csv = False,
@@ -92,7 +104,7 @@ def report(
     from orchestrator.cli.render import results
 
     folder, price = out or runs / sweep / "report", read_price(price_text)
-    runs_table, fits = _fits(sweep, runs, tracking_uri, by)
+    runs_table, fits = _fits(sweep, runs, tracking_uri, by, baseline)
     earlier = figure_paths(folder)
     of_sweep = draw_beside(sweep_figures(runs_table, fits), folder)
     trials = () if tracking_uri else _recorded_trials(runs, sweep)
@@ -115,7 +127,8 @@ def report(
         return
     console = console_here()
     console.print(results.answered(runs_table.question, contents.answer, contents.advice))
-    shown = [contents.differences, *tables(runs_table, fits)]
+    trends = [contents.trends] if contents.trends.rows else []
+    shown = [contents.differences, *trends, *tables(runs_table, fits)]
     console.print(results.printed([table.said_once() for table in shown]))
     if spent is not None:
         console.print(f"{sweep}: {spent}\n")
@@ -255,7 +268,13 @@ def _run_lightly() -> None:
     atexit.register(gc.freeze)
 
 
-def _fits(sweep: str, runs: Path, tracking_uri: str | None, by: str | None) -> tuple[Any, Any]:
+def _fits(
+    sweep: str,
+    runs: Path,
+    tracking_uri: str | None,
+    by: str | None,
+    baseline: str | None = None,
+) -> tuple[Any, Any]:
     """Load and fit: from the trial directories, or from a tracker when one is named."""
     import analysis
     from orchestrator.records.errors import UsageError
@@ -274,7 +293,7 @@ def _fits(sweep: str, runs: Path, tracking_uri: str | None, by: str | None) -> t
     names = None if by is None else [n for part in by.split(",") if (n := part.strip())]
     try:
         return table, analysis.fit_sweep(
-            table, by=names and [n for n in names if n != "architecture"]
+            table, by=names and [n for n in names if n != "architecture"], baseline=baseline
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -283,6 +283,9 @@ class TrialSpec:
     """When and why an output can depend on later tokens, as the architecture declares it:
     `in training: experts choose among all tokens of the batch`. Derived from the rest, so not in
     the identity."""
+    match: Mapping[str, str] | None = None
+    """What `match` held equal, as a sweep file says it: `{training_flops: pythia, solve: tokens}`.
+    What it solved for is in `train` or `model`, so this is not in the identity."""
     from_pretrained: str | None = None
     """Folder with the trained model that training starts from."""
     from_pretrained_sha256: str | None = None

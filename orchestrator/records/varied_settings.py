@@ -21,10 +21,14 @@ SIZES = frozenset(
 _FIRST = ("train.lr", "train.tokens")
 """Named before settings that follow from them, as the number of steps does."""
 
+MATCH = "match."
+"""Prefix of what `match` held equal, and of what it solved for: `match.solve`."""
+
 
 def flat_settings(spec: TrialSpec) -> dict[str, Any]:
     """Return the settings of a trial by their names in a sweep file."""
     sections = {"model": spec.model, "train": spec.train, "data": spec.data}
+    sections |= {"match": spec.match or {}}
     return {
         f"{section}.{key}": value
         for section, fields in sections.items()
@@ -40,7 +44,8 @@ def varied_settings(
 
     Settings of the data count wherever they differ: no two data sets are compared in silence. Of
     settings that change together one is named: the learning rate rather than what is derived from
-    it, any other setting rather than a dimension of the model.
+    it, any other setting rather than a dimension of the model. Where `match` solved for a setting,
+    what it held equal counts in its place.
 
     Args:
         trials: Architecture, preset and flat settings of each; a setting that is None or absent
@@ -49,6 +54,7 @@ def varied_settings(
     groups: dict[Hashable, dict[Hashable, Mapping[str, Any]]] = {}
     for architecture, preset, settings in trials:
         cells = {key: _cell(value) for key, value in settings.items() if value is not None}
+        _leave_out_solved(cells)
         size = preset or tuple((key, cells.get(key)) for key in sorted(SIZES))
         identity = frozenset(cells.items())
         groups.setdefault((architecture, size), {})[identity] = cells
@@ -70,12 +76,23 @@ def _telling_apart(
     }
     chosen: list[str] = []
     told_apart = len(groups)
-    for key in sorted(differing, key=lambda key: (key in SIZES, key not in _FIRST, key)):
+    for key in sorted(differing, key=_place):
         keys = [*chosen, key]
         n = sum(len({tuple(map(cells.get, keys)) for cells in group}) for group in groups)
         if n > told_apart:
             chosen, told_apart = keys, n
     return chosen
+
+
+def _place(key: str) -> tuple[bool, bool, bool, str]:
+    return key in SIZES, not key.startswith(MATCH), key not in _FIRST, key
+
+
+def _leave_out_solved(cells: dict[str, Hashable]) -> None:
+    """Remove what `match` solved for, which differs with every size."""
+    solved = cells.pop(f"{MATCH}solve", None)
+    for key in ("train.tokens",) if solved == "tokens" else (f"model.{solved}",):
+        cells.pop(key, None)
 
 
 def setting_label(settings: Mapping[str, Any], names: Sequence[str]) -> str:

@@ -63,7 +63,7 @@ def trial_params(spec: TrialSpec) -> dict[str, str]:
         for key, value in getattr(spec, section).items():
             if value is not None and (section, key) != ("model", "architecture"):
                 params[metric_name(f"{section}.{key}")] = _text(value)
-    return params
+    return params | {f"match.{key}": value for key, value in (spec.match or {}).items()}
 
 
 def trial_accounting(spec: TrialSpec, *, t: int) -> list[Point]:

@@ -109,6 +109,7 @@ def trial(
         logging=logging,
         evaluation=evaluation,
         not_causal=_not_causal(solved.model),
+        match=None if solved.matched is None else solved.matched.as_written,
         **({} if start is None else start.identity),
     )
     return ResolvedTrial(spec, solved.matched)

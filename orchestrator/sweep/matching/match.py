@@ -42,6 +42,12 @@ class Matched:
     """For step times: on what, when, and how exactly (the entry of the lock file)."""
 
     @property
+    def as_written(self) -> dict[str, str]:
+        """Return it as a sweep file says it: `{training_flops: pythia, solve: tokens}`."""
+        to = self.counterpart or QUANTITIES[self.quantity].write(self.target)
+        return {self.quantity: to, "solve": self.field}
+
+    @property
     def ratio(self) -> float:
         """Reached over target."""
         return self.reached / self.target

@@ -131,3 +131,39 @@ def test_the_level_of_the_intervals_is_that_of_the_verdict(runs, level):
 
     for one in found.differences:
         assert (one.verdict in ("better", "worse")) == (one.p_holm <= 1 - level)
+
+
+def test_a_memory_that_grows_on_a_preset_is_answered_by_its_trend(synthetic, tmp_path):
+    """Figure 1 of Memory Layers: tables of several sizes, one base, and the base without any."""
+    trials = [synthetic.make_trial("dense", 64, seed) for seed in range(3)]
+    for seed in range(3):
+        for n_keys in (8, 16, 32, 64):
+            trial = synthetic.make_trial("memory_plus", 64, seed)
+            counts = dict(trial.spec.accounting)
+            counts["total_params"] += n_keys**2 * 64
+            counts["params_memory_values"] = counts["memory_params"] = n_keys**2 * 64.0
+            counts["training_flops"] *= 1.5
+            model = {**trial.spec.model, "n_keys": n_keys}
+            spec = replace(trial.spec, model=model, accounting=counts)
+            recall = 0.2 + 0.1 * (n_keys.bit_length() - 4) + 0.001 * seed
+            metrics = {**trial.metrics, "recall/train_wording/exact_match": recall}
+            trials.append(replace(trial, spec=spec, metrics=metrics))
+
+    found, _ = answer_of(synthetic, tmp_path, trials)
+
+    assert found.status is AnswerStatus.TOLD_APART
+    assert found.sentences[0].startswith("At equal preset and tokens, of 4 settings against dense")
+    assert "Twice the memory parameters change factual recall of memory_plus 64w by +0.05" in " ".join(found.sentences)  # fmt: skip
+
+
+def test_the_baseline_is_what_others_were_matched_to(synthetic, tmp_path):
+    matched = {"training_flops": "pythia", "solve": "tokens"}
+    trials = [synthetic.make_trial("cosformer", 64, 0), synthetic.make_trial("pythia", 64, 0)]
+    other = synthetic.make_trial("memoryformer", 64, 0)
+    trials.append(replace(other, spec=replace(other.spec, match=matched)))
+    runs = analysis.load(synthetic.write_runs(tmp_path, trials))
+
+    assert analysis.fit_sweep(runs, n_draws=0).baseline == "pythia"
+    assert analysis.fit_sweep(runs, n_draws=0, baseline="cosformer").baseline == "cosformer"
+    with pytest.raises(ValueError, match="no runs of 'peer'; there are cosformer, memoryformer"):
+        analysis.fit_sweep(runs, n_draws=0, baseline="peer")

@@ -70,14 +70,36 @@ def test_memory_size_at_a_fixed_base_is_a_curve(synthetic, tmp_path):
             trials.append(replace(trial, spec=spec))
     runs = analysis.load(synthetic.write_runs(tmp_path, trials))
 
-    by_base = analysis.fit_sweep(runs, n_draws=0, by=("preset",))
-    by_table = analysis.fit_sweep(runs, n_draws=0)
+    by_base = analysis.fit_sweep(runs, n_draws=0)
+    by_table = analysis.fit_sweep(runs, n_draws=0, by=("model.n_keys",))
 
     assert varied_in(runs.table) == ("model.n_keys",)
     assert {c.series for c in by_base.curves} == {"memory_plus (preset=32w)", "memory_plus (preset=64w)"}  # fmt: skip
     assert {len(c.fit.x) for c in by_base.curves} == {4}
     assert not by_base.pooled
+    assert not by_base.best, "a larger table is no better setting, it is a larger model"
     assert {len(c.fit.x) for c in by_table.curves} == {2}
+
+
+def test_what_match_solved_for_is_no_setting(synthetic, tmp_path):
+    """Tokens that make FLOPs equal differ with every size, and belong to one curve."""
+    trials = []
+    for d_model in (32, 64, 128):
+        for match in (None, {"training_flops": "dense", "solve": "tokens"}):
+            trial = synthetic.make_trial("memoryformer", d_model, 0)
+            tokens = 1_000_000 if match is None else 3_000_000 + d_model
+            spec = replace(trial.spec, train={**trial.spec.train, "tokens": tokens}, match=match)
+            trials.append(replace(trial, spec=spec))
+    trials += [synthetic.make_trial("dense", d_model, 0) for d_model in (32, 64, 128)]
+    runs = analysis.load(synthetic.write_runs(tmp_path, trials))
+
+    fits = analysis.fit_sweep(runs, n_draws=0)
+
+    assert fits.varied == ("match.training_flops",)
+    series = {"dense", "memoryformer", "memoryformer (training_flops=dense)"}
+    assert {c.series for c in fits.curves} == series
+    assert {len(c.fit.x) for c in fits.curves} == {3}
+    assert not fits.best
 
 
 def test_a_setting_that_no_run_has_is_refused_by_name(tuned):

@@ -133,7 +133,7 @@ def test_different_data_are_neither_one_curve_nor_compared():
 
 def test_only_one_architecture_has_nothing_to_compare():
     table = two_families().table
-    for name, sentence in (("dense", "only dense runs"), ("memory_plus", "no dense runs")):
+    for name, sentence in (("dense", "only dense runs"), ("memory_plus", "only memory_plus runs")):
         runs = load(table[table["architecture"] == name])
         fits = fit_sweep(runs, n_draws=0)
         assert not fits.pairs

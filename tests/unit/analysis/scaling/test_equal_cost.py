@@ -76,6 +76,7 @@ def test_other_data_and_one_seed_are_no_comparison():
 
     assert equal_cost(other, reference="dense").differences == []
     assert "no dense runs on the same data" in equal_cost(other, reference="dense").unmatched[0]
+    assert "cost of memory;" in equal_cost(other, reference="dense").unmatched[0]
     (one_seed,) = equal_cost(two(seeds=1), reference="dense").differences
     assert (one_seed.p_holm, one_seed.verdict) == (None, "no interval")
 
@@ -96,3 +97,47 @@ def test_parabolas_are_interpolated_exactly(places, where, coefficients):
         np.polyval(coefficients, at), abs=1e-6
     )
     assert error >= 0
+
+
+def on_a_preset(preset, *, seeds=3):
+    """Tables of three sizes on a preset, whose FLOPs no dense run has."""
+    generator = np.random.default_rng(1)
+    rows = []
+    for size, (name, flops) in enumerate(
+        [("dense", 1e10), *(("memory", 1e10 * (1.1 + 0.1 * i)) for i in range(3))]
+    ):
+        for seed in range(seeds):
+            loss = 2 - 0.05 * size + 0.001 * generator.standard_normal()
+            rows.append((name, flops, 1e6, seed, loss))
+    table = table_of(rows).assign(preset=preset)
+    return table.assign(configuration=preset + " " + table["configuration"])
+
+
+def test_what_is_added_to_a_preset_is_compared_at_the_preset():
+    table = pd.concat([on_a_preset("3m"), on_a_preset("10m").assign(training_tokens=2e6)])
+    memory = table[table["architecture"] == "memory"]
+    names = {c: c.split(" ", 2)[1] for c in table["configuration"]}
+    names |= {c: f"memory {flops:.2g}" for c, flops in memory[["configuration", "training_flops"]].itertuples(index=False)}  # fmt: skip
+
+    found = equal_cost(table, reference="dense", series=names)
+
+    first = [d for d in found.differences if d.measure.name == "base"]
+    assert list(found.differences)[:3] == first
+    assert [d.candidate for d in first] == ["memory 1.1e+10", "memory 1.2e+10", "memory 1.3e+10"]
+    assert [d.mean.value for d in first] == pytest.approx([-0.05, -0.10, -0.15], abs=2e-3)
+    assert all((d.n_sizes, d.verdict) == (2, "better") for d in first)
+
+
+def test_equal_flops_at_every_size_leave_out_the_preset():
+    """Each further comparison costs all others some of their power."""
+    found = equal_cost(two(shift=0.05).assign(preset="3m"), reference="dense")
+
+    assert {d.measure.name for d in found.differences} == {"flops"}
+
+
+def test_recall_of_nothing_gives_way_to_what_differs():
+    table = two(shift=0.05).assign(factual_recall=0.0)
+    some = table.assign(factual_recall=np.linspace(0, 0.5, len(table)))
+
+    assert equal_cost(table, reference="dense").outcome == "loss"
+    assert equal_cost(some, reference="dense").outcome == "factual_recall"

@@ -105,6 +105,10 @@ def test_params_hold_every_setting_once_and_nothing_absent(disk):
     assert params["data.source"] == "biographies"
     assert {"model.window", "model.architecture"}.isdisjoint(params)
 
+    matched = disk.make_spec(match={"training_flops": "dense", "solve": "d_ff"})
+    assert run_schema.trial_params(matched)["match.training_flops"] == "dense"
+    assert matched.trial_id == disk.make_spec().trial_id
+
 
 def test_a_recipe_and_what_is_not_causal_are_on_the_run(disk):
     spec = disk.make_spec(recipe="peer", not_causal="in training: experts choose tokens")
