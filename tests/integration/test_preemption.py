@@ -10,11 +10,11 @@ from orchestrator.scheduling.fair_share import Amounts, Grant
 from orchestrator.sweep.load import load_sweep
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(900)]
-STEPS = 300
+STEPS = 1_500  # so many that the grant is taken while it trains, however fast the machine
 SWEEP = """
 name: low
 data: {source: biographies, style: compact, n_people: 60}
-train: {tokens: 76_800, batch_tokens: 256, seq_len: 32, lr: 1.0e-2}
+train: {tokens: 384_000, batch_tokens: 256, seq_len: 32, lr: 1.0e-2}
 model: {architecture: dense, preset: d12}
 resources: {gpus: 0}
 logging: {every_steps: 1, evaluations: 1, checkpoint_every_s: 1000}
