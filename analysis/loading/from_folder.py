@@ -1,6 +1,6 @@
 """Reader of a runs folder (layout: orchestrator/records/sweep_dir.py)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,8 @@ from analysis.loading.schema import Reading, exclusion, metric_value, plain_row
 from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.sweep_dir import SweepDir, sweep_dir
 from orchestrator.records.trial_dir import TrialDir
-from orchestrator.records.trial_spec import Outcome, TrialSpec, TrialState
+from orchestrator.records.trial_spec import Outcome, TrialState
+from orchestrator.records.varied_settings import flat_settings
 
 
 def read_folder(path: Path, sweep: str | None) -> Reading:
@@ -58,7 +59,7 @@ def _read_trial(trial: TrialDir, sweep: str, reading: Reading) -> None:
         architecture=spec.architecture,
         preset=spec.preset,
         seed=spec.seed,
-        settings=_settings(spec),
+        settings=flat_settings(spec),
         accounting=spec.accounting,
         metrics={**last, **result.get("metrics", {}), **trial.evaluation_metrics()},
         not_causal=spec.not_causal,
@@ -91,14 +92,6 @@ def folder_histories(
             if metric.startswith(tuple(metrics)):
                 for step in sorted(steps):
                     yield HistoryPoint(sweep, trial_id, metric, step, metric_value(steps[step][1]))
-
-
-def _settings(spec: TrialSpec) -> Mapping[str, Any]:
-    sections = {"model": spec.model, "train": spec.train, "data": spec.data}
-    sections |= {"match": spec.match or {}}
-    return {
-        f"{name}.{key}": value for name, fields in sections.items() for key, value in fields.items()
-    }
 
 
 def _sweeps(path: Path, sweep: str | None) -> list[SweepDir]:

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.records.trial_spec import canonical_json
+from orchestrator.records.varied_settings import MATCH
 
 IDENTITY = ("trial_id", "sweep", "architecture", "preset", "seed", "configuration")
 """First columns of the table: which trial a row is."""
@@ -63,7 +64,7 @@ ACCOUNTING = (
 )
 """Columns of numbers known before training: sizes and costs."""
 
-SETTINGS = ("model.", "train.", "data.", "match.")
+SETTINGS = ("model.", "train.", "data.", MATCH)
 """Prefixes of the columns that say how a trial was made."""
 
 NOT_CAUSAL = "not_causal"
@@ -280,7 +281,7 @@ def _configuration(row: Mapping[str, Any]) -> str:
     chosen = {
         key: value
         for key, value in row.items()
-        if key.startswith(SETTINGS) and not key.startswith("match.")
+        if key.startswith(SETTINGS) and not key.startswith(MATCH)
     }
     if not chosen:
         chosen = {

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from analysis.fitting.verdict import VerdictStatus
-from analysis.report.answer import SweepAnswer
+from analysis.report.answer import MOST_NAMED, SweepAnswer
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.equal_cost import CostDifference
 from analysis.scaling.sweep_summary import SweepFits
@@ -38,9 +38,10 @@ def advice(
             f"The law of {', '.join(misfits)} misfits its runs, so no run can be said to narrow it"
             " most: spread further sizes evenly, or fit another law (analysis.choose_law)."
         )
-    elif design is not None and vague and not design.chosen:
+    elif design is not None and (not design.is_known or (vague and not design.chosen)):
+        whose = ", ".join(vague or verdicts)
         found.append(
-            f"Add sizes further apart: many curves fit the runs of {', '.join(vague)} equally well,"
+            f"Add sizes further apart: many curves fit the runs of {whose} equally well,"
             " and no trial left or further seed changes that."
             f" `memscale next {sweep} --candidates more.yaml` chooses among those of another file."
         )
@@ -57,16 +58,17 @@ def advice(
 
 def _seeds(answer: SweepAnswer) -> list[str]:
     """Return how many seeds would tell apart what is not."""
-    by_flops = [d for d in answer.differences.differences if d.measure.name == "flops"]
-    if any(d.mean.p is None for d in by_flops):
+    # What the sweep held equal for most comes first.
+    found = answer.differences.differences
+    held_equal = [d for d in found if d.measure == found[0].measure]
+    if any(d.mean.p is None for d in held_equal):
         return [
             "Train a second and a third seed: with one seed nothing says whether a difference is"
             " noise."
         ]
+    open_ones = [d for d in held_equal if d.verdict == "not told apart"]
     sentences = []
-    for one in by_flops:
-        if one.verdict != "not told apart":
-            continue
+    for one in sorted(open_ones, key=lambda d: -abs(d.mean.value))[:MOST_NAMED]:
         n = seeds_needed(one)
         low, high = one.mean.low, one.mean.high
         if n is None or low is None or high is None:

@@ -5,12 +5,14 @@ laws, and nothing is claimed of a law that misfits its runs or is underdetermine
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
+from analysis.fitting.bootstrap import MeanEstimate
 from analysis.fitting.verdict import VerdictStatus
 from analysis.formatting import Column, Table, count, flops, seconds
 from analysis.loading.load import Runs
@@ -72,10 +74,9 @@ def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison
         fits: Of `analysis.fit_sweep`.
         comparison: Of `compare_architectures`, for multipliers.
     """
-    reference = reference_of(runs, fits)
     apart = [name for name in fits.apart if not name.startswith("data.")]
     series = name_series(runs.table, by=apart)
-    found = equal_cost(runs.table, reference=reference, series=series, level=fits.level)
+    found = equal_cost(runs.table, reference=fits.baseline, series=series, level=fits.level)
     trends = tuple(memory_trends(runs.table, outcome=found.outcome, level=fits.level))
     first_measure = next(iter(found.differences)).measure if found.differences else None
     first = [d for d in found.differences if d.measure == first_measure]
@@ -103,12 +104,6 @@ def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison
         differences=found,
         trends=trends,
     )
-
-
-def reference_of(runs: Runs, fits: SweepFits) -> str:
-    """Return the baseline if the sweep has it, else its first architecture."""
-    names = [str(name) for name in dict.fromkeys(runs.table.get("architecture", ()))]
-    return fits.baseline if fits.baseline in names or not names else names[0]
 
 
 def curves_worth(fits: SweepFits) -> str:
@@ -188,10 +183,14 @@ def _difference(one: CostDifference, outcome: str) -> str:
 def _p(one: CostDifference, every: EqualCost) -> str:
     if one.p_holm is None:
         return ""
-    sign = "" if one.p_holm < 0.001 else "= "
     n = every.n_corrected
     corrected = "" if n == 1 else f" after Holm's correction for {n} comparisons"
-    return f" (p {sign}{p_value(one.p_holm)}{corrected})"
+    return f" (p {_with_sign(one.p_holm)}{corrected})"
+
+
+def _with_sign(p: float) -> str:
+    """Return `= 0.017` or `< 0.001`."""
+    return p_value(p) if p < 0.001 else f"= {p_value(p)}"
 
 
 def _multiplier_sentence(
@@ -234,7 +233,7 @@ def _trend_sentence(trends: Sequence[MemoryTrend]) -> str | None:
         return None
     one = min(trends, key=lambda t: (t.p_holm is None, t.p_holm or 0.0, -t.largest))
     outcome = OUTCOME_LABELS.get(one.outcome, one.outcome)
-    p = f", p {'' if one.p_holm < 0.001 else '= '}{p_value(one.p_holm)}" if one.p_holm else ""
+    p = "" if one.p_holm is None else f", p {_with_sign(one.p_holm)}"
     more = "; see Memory size for the others" if len(trends) > 1 else ""
     return (
         f"Twice the memory parameters change {outcome} of {one.architecture} {one.preset} by"
@@ -257,13 +256,7 @@ def trends_table(trends: Sequence[MemoryTrend], fits: SweepFits) -> Table:
             True,
             lambda t: {"outcome": t.outcome, **estimate_fields("per_doubling", t.per_doubling)},
         ),
-        Column(
-            "p (Holm)",
-            lambda t: p_value(t.p_holm),
-            True,
-            lambda t: {"p": t.per_doubling.p, "p_holm": t.p_holm},
-        ),
-        Column("verdict", lambda t: t.verdict),
+        *_told_apart_columns(lambda t: t.per_doubling),
     ]
     if not trends:
         return Table.of("Memory size at a fixed preset", (), columns, ())
@@ -355,13 +348,7 @@ def differences_table(found: EqualCost, fits: SweepFits) -> Table:
                 "largest_amount": d.largest_amount,
             },
         ),
-        Column(
-            "p (Holm)",
-            lambda d: p_value(d.p_holm),
-            True,
-            lambda d: {"p": d.mean.p, "p_holm": d.p_holm},
-        ),
-        Column("verdict", lambda d: d.verdict),
+        *_told_apart_columns(lambda d: d.mean),
     ]
     notes = list(found.unmatched)
     if found.differences:
@@ -379,6 +366,19 @@ def differences_table(found: EqualCost, fits: SweepFits) -> Table:
             *notes,
         ]
     return Table.of("Differences at equal cost", found.differences, columns, notes)
+
+
+def _told_apart_columns(estimate_of: Callable[[Any], MeanEstimate]) -> list[Column]:
+    """Return the columns of a row's corrected p-value, and of what follows from it."""
+    return [
+        Column(
+            "p (Holm)",
+            lambda row: p_value(row.p_holm),
+            True,
+            lambda row: {"p": estimate_of(row).p, "p_holm": row.p_holm},
+        ),
+        Column("verdict", lambda row: row.verdict),
+    ]
 
 
 def _sizes_text(one: CostDifference) -> str:

@@ -147,6 +147,12 @@ class ExperimentalDesign:
     @property
     def sentence(self) -> str:
         """What to run and what it brings."""
+        if not self.is_known:
+            return (
+                f"{self.target.description} is not known to within a factor of {MOST_FACTOR:,}:"
+                " the runs hardly determine the law, so no run is better than another; add sizes"
+                " further apart"
+            )
         now = f"{self.target.description} is {self.value:.4g}"
         if not self.chosen:
             return (
@@ -162,14 +168,21 @@ class ExperimentalDesign:
             f" ({width:.0%} of the width)"
         )
 
-    def _within(self, width: float) -> str:
-        """Return how far off the target may be, once its interval is `width` of that of now."""
+    @property
+    def is_known(self) -> bool:
+        """Whether the target is known at all, to within a factor of MOST_FACTOR."""
+        return self._log_factor <= math.log(MOST_FACTOR)
+
+    @property
+    def _log_factor(self) -> float:
+        """Logarithm of the factor by which the target may be off now."""
         from scipy.special import ndtri
 
-        exponent = float(ndtri((1 + self.level) / 2)) * self.sd * width
-        if exponent > math.log(MOST_FACTOR):
-            return f"a factor of more than {MOST_FACTOR:,}"
-        factor = math.exp(exponent)
+        return float(ndtri((1 + self.level) / 2)) * self.sd
+
+    def _within(self, width: float) -> str:
+        """Return how far off the target may be, once its interval is `width` of that of now."""
+        factor = math.exp(self._log_factor * width)
         if isinstance(self.target, LossAt):
             return f"±{self.value * (factor - 1):.2g}"
         return f"a factor of {factor:.4f}"
@@ -259,6 +272,7 @@ def next_runs(
         laws.named(name)
     target = parse_target(target, laws) if isinstance(target, str) else target
     basis = _basis(laws, given, target, by=by, others=others)
+    # Variance of the target by each model before any run: what candidates are to lower.
     start = [model.variance for model in of_targets(basis.models)]
     if not min(start) > 0:
         raise ValueError(f"target: {target.description} has no uncertainty that runs could narrow")
@@ -272,6 +286,8 @@ def next_runs(
         "least": worth,
         "allowed": known & (outside <= (math.inf if far is None else far)),
     }
+    # One model is trusted to extrapolate, so its plan is greedy. Of several any may be wrong, so
+    # their plan has runs of many sizes.
     if by == "averaged":
         plan = spread_plan(basis.models, hours, **limits)
     else:

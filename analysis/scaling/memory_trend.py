@@ -95,7 +95,7 @@ def _trend(
         per_doubling=contrast_of_means(
             [(1.0, values @ slope)],
             level=level,
-            extra_sd=lack_of_fit(x, values) * float(np.sqrt(slope @ slope)),
+            extra_sd=sd_about_line(x, values) * float(np.sqrt(slope @ slope)),
         ),
         level=level,
     )
@@ -107,7 +107,7 @@ def slope_weights(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(centred / (centred @ centred))
 
 
-def lack_of_fit(x: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+def sd_about_line(x: NDArray[np.float64], values: NDArray[np.float64]) -> float:
     """Return the standard deviation of means about their line, beyond what seeds explain.
 
     Args:

@@ -1,5 +1,8 @@
 """The part of `memscale plan` that runs a sweep in simulated time."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +59,6 @@ def run(
     json: bool,
 ) -> None:
     """Run the plan in simulated time; print, and draw, what became of it."""
-    import gc
-
     from orchestrator.simulation import cluster_spec, fault_summary, gantt, planned_trials, summary
     from orchestrator.simulation.faults import simulate_faults
     from orchestrator.simulation.simulate import simulate
@@ -68,19 +69,18 @@ def run(
         # Before the work, which may take minutes.
         with names_option("--picture"):
             gantt.check_place(picture)
-    # Hundreds of thousands of attempts hold no cycles: looking for some takes a fifth of the time.
-    gc.disable()
     priced = make_plan(
         sweep_files, runs, gpus_there=cluster.gpus > 0, gpu_bytes=cluster.largest_gpu_bytes
     )
     waiting = planned_trials.waiting_trials(priced, cluster)
-    if faulty is None:
-        result, cost = simulate(cluster.nodes, waiting), None
-    else:
-        faults, write_s = faulty
-        jobs = planned_trials.fault_jobs(priced, waiting, write_s=write_s)
-        result = simulate_faults(cluster.nodes, jobs, faults)
-        cost = fault_summary.fault_summary(result, jobs, faults)
+    with _without_garbage_collection():
+        if faulty is None:
+            result, cost = simulate(cluster.nodes, waiting), None
+        else:
+            faults, write_s = faulty
+            jobs = planned_trials.fault_jobs(priced, waiting, write_s=write_s)
+            result = simulate_faults(cluster.nodes, jobs, faults)
+            cost = fault_summary.fault_summary(result, jobs, faults)
     label = {trial.spec.trial_id: trial.spec.architecture for trial in priced.trials}
     name = priced.sweep.name
     if json:
@@ -95,10 +95,19 @@ def run(
         if price is not None:
             seconds = result.gpu_seconds if price.unit == "gpu" else result.core_seconds
             console_here().print(f"Costs about {price.text(seconds / 3600)}.")
-    gc.enable()
     if picture is not None and result.runs:
         _draw(result, picture, f"{name} on {cluster}\n{summary.headline(result)}", label)
         typer.echo(f"Drawn into {picture}.", err=json)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Skip the search for cycles: of a simulation nothing is in one, and it takes a fifth of it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _draw(result: "Simulation", picture: Path, title: str, label: dict[str, str]) -> None:

@@ -174,12 +174,13 @@ def rank_environment(sweep: SweepDir, code: Path | None = None) -> dict[str, str
     They name the sweep, by which its processes are recognised, the compile caches and the code.
 
     Compiled kernels are kept beside the sweeps, as prepared data are: later sweeps use them too.
+    Each user has a cache of their own, since kernels are code that runs as whoever loads it.
 
     Args:
         sweep: The sweep that the processes belong to.
         code: Folder to import from (`code_snapshot.take`); None: where this program is.
     """
-    compiled = sweep.path.absolute().parent / "cache" / "compiled"
+    compiled = sweep.path.absolute().parent / "cache" / f"compiled-{os.getuid()}"
     imports = {} if code is None else {"PYTHONPATH": with_code(code, os.environ)["PYTHONPATH"]}
     return {
         **imports,

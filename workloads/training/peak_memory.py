@@ -164,8 +164,10 @@ def training_memory(
         (n, table, _largest_shard(table, memory_ranks, memory_layout)) for n, table in tables
     ]
     shapes = [shape for n, _, shape in largest for _ in range(n)]
+    # What lies on the rank throughout: dense parameters, tables, and what optimizers keep of both.
     held, copied, gathered = _dense_shares(count, config.n_layers, ranks if dense_sharded else 1)
     values, gradients, state = _table_bytes(shapes, train, on_host=tables_on_host)
+    # What a forward pass keeps for its backward pass, a token.
     kept = checkpointed_activations if activation_checkpointing else _activations
     activations = kept(config, vocab_size, train.seq_len, precision=precision)
     reads = sum(n * table.reads for n, table in tables)
@@ -200,6 +202,7 @@ def training_memory(
         own_reads=deferred.own,
         all_reads=deferred.all,
         sorting=deferred.sorting,
+        # Use is counted by row on the device, wherever the rows themselves lie.
         usage=int(MemoryUsage.BYTES_PER_ROW * sum(n * table.usage_rows for n, table in tables)),
         recording=MemoryUsage.RECORDING_BYTES_PER_ROW
         * max((table.n_rows for _, table in tables), default=0),

@@ -85,14 +85,17 @@ def test_of_laws_that_runs_do_not_determine_no_width_is_said(runs, fits):
     law = SimpleNamespace(
         fit=SimpleNamespace(verdict=FitVerdict(status=VerdictStatus.UNDERDETERMINED, sentence=""))
     )
-    comparison = SimpleNamespace(
-        laws=SimpleNamespace(by_name={"dense": law}), design=SimpleNamespace(chosen=())
-    )
+    laws = SimpleNamespace(by_name={"dense": law})
+    for design in (
+        SimpleNamespace(chosen=(), is_known=True),
+        SimpleNamespace(chosen=("a run",), is_known=False),
+    ):
+        comparison = SimpleNamespace(laws=laws, design=design)
 
-    words = advice(answer, fits, comparison, sweep="s")[-1]
+        words = advice(answer, fits, comparison, sweep="s")[-1]
 
-    assert "Add sizes further apart: many curves fit the runs of dense" in words
-    assert "memscale next s --candidates" in words
+        assert "Add sizes further apart: many curves fit the runs of dense" in words
+        assert "memscale next s --candidates" in words
 
 
 def tuned_sweep(synthetic, values):

@@ -415,6 +415,17 @@ def test_it_says_in_words_what_the_runs_bring(noisy_families):
     assert "1 run of 1 GPU-hours" in found.sentence
 
 
+def test_of_a_target_that_runs_do_not_determine_no_number_is_said(noisy_families):
+    """An interval of e**1000 is no interval."""
+    found = by_law(noisy_families, [candidate(3e8, 6e8)], FAR_OUT, worth=0.0)
+
+    vague = dataclasses.replace(found, sd=1e3)
+
+    assert found.is_known
+    assert not vague.is_known
+    assert "is not known to within a factor of 1,000" in vague.sentence
+
+
 def test_a_law_that_misfits_is_said():
     verdicts = {
         "moe": FitVerdict(status=VerdictStatus.MISFIT, sentence="residuals follow the size"),

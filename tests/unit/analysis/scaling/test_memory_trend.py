@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.scaling.memory_trend import lack_of_fit, memory_trends, slope_weights
+from analysis.scaling.memory_trend import memory_trends, sd_about_line, slope_weights
 
 
 def table_of(value, *, sizes=(2**12, 2**14, 2**16, 2**18), seeds=(0, 1, 2), preset="3m"):
@@ -90,4 +90,4 @@ def test_slope_and_lack_of_fit_of_a_line(places, intercept, slope):
     y = intercept + slope * x
 
     assert slope_weights(x) @ y == pytest.approx(slope, abs=1e-9)
-    assert lack_of_fit(x, np.stack([y, y + 1])) == pytest.approx(0, abs=1e-6)
+    assert sd_about_line(x, np.stack([y, y + 1])) == pytest.approx(0, abs=1e-6)
