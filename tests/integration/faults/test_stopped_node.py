@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(1500),
 ]
-STEPS = 1500
+STEPS = 4_000  # longer than any silence here, so that no trial ends before it is noticed
 SWEEP = f"""
 name: still
 data: {{source: biographies, style: compact, n_people: 60}}
