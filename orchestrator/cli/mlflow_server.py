@@ -47,7 +47,7 @@ class Page:
 
     @property
     def runs(self) -> str:
-        """The table: trials, then submissions, with the columns that matter."""
+        """The table: trials, then the parent run, with the columns that matter."""
         return self._link(TABLE_VIEW)
 
     @property

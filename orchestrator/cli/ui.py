@@ -45,8 +45,8 @@ def _send_report(sweep: str | None, runs: Path, tracking_uri: str | None) -> Non
         return
     folder, uri = sweep_dir(runs, sweep), tracking_uri or default_tracking_uri(runs)
     report = read_report(folder.path)
-    sent = sync_state.reports_sent(folder, uri)
-    if report is None or sent is None or report.digest in sent:
+    sent = sync_state.load_parent(folder, uri)
+    if report is None or sent is None or report.digest == sent.report:
         return
     typer.echo(f"Sending the report of {sweep}…")
     with exporting(folder, tracking_uri):

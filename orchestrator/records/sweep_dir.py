@@ -11,7 +11,7 @@
                                    holds a flock on controller.lock
       statuses.jsonl               controller: cache of final statuses (status_cache.py)
       cancel.json                  present: somebody asked to cancel the sweep
-      tracking.json                exporter: this folder's id in trackers, parent runs, problems
+      tracking.json                exporter: this folder's id in trackers, parent run, problems
       tracking.log                 what the exporter said; `tracking.lock` is flocked by it
       nodes/<host>.log             what the process that starts ranks on a node printed
       nodes/<node>.excluded.json   controller: why a node is excluded (control/node_exclusion.py)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -14,7 +15,7 @@ from orchestrator.records.errors import StoreError
 from orchestrator.tracking import half_made_database
 from orchestrator.tracking.corpus_dataset import CorpusDataset
 from orchestrator.tracking.journal_reader import Point
-from orchestrator.tracking.run_schema import FOLDER_ID, KEY, KIND, SUBMISSION_KIND
+from orchestrator.tracking.run_schema import FOLDER_ID, KIND, SUBMITTED_AT, TRIAL_KIND
 from orchestrator.tracking.tracking_uri import database_file, without_password
 
 LOG = logging.getLogger(__name__)
@@ -63,31 +64,33 @@ class TrackedRun:
     tags: Mapping[str, str]
 
     @property
-    def is_submission(self) -> bool:
-        """Whether it is the parent run of a submission rather than a trial's."""
-        return self.tags.get(KIND) == SUBMISSION_KIND
+    def kind(self) -> str | None:
+        """Trial or sweep."""
+        return self.tags.get(KIND)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedSweep:
-    """The experiment of a sweep, and its runs by (kind, key)."""
+    """The experiment of a sweep and its runs."""
 
     experiment_id: str
     folder_id: str
-    runs: dict[tuple[str, str], TrackedRun]
+    parent: TrackedRun
+    trials: dict[str, TrackedRun]
+    """By trial id."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrackedSubmission:
-    """The parent run of a submission."""
+class TrackedParent:
+    """The parent run of a sweep."""
 
     sweep: str
     """Name of the experiment."""
     folder_id: str
     status: str
     """MLflow's word."""
-    started_at_s: float
-    """Seconds since 1970."""
+    submitted_at_s: float
+    """When the sweep was last submitted, seconds since 1970."""
     metrics: Mapping[str, float]
 
 
@@ -160,17 +163,10 @@ class TrackingClient:
         return str(found.experiment_id)
 
     @opens_tracker
-    def runs(self, experiment_id: str, folder_id: str) -> dict[tuple[str, str], TrackedRun]:
-        """Return the runs of a sweep's folder by (kind, key), deleted ones too.
-
-        Of several with one key the oldest counts.
-        """
-        found: dict[tuple[str, str], TrackedRun] = {}
-        for run in self._search(
-            experiment_id, f"tags.`{FOLDER_ID}` = '{folder_id}'", deleted_too=True
-        ):
-            found.setdefault((run.tags.get(KIND, ""), run.tags.get(KEY, "")), run)
-        return found
+    def runs(self, experiment_id: str, folder_id: str) -> list[TrackedRun]:
+        """Return the runs of a sweep's folder, deleted ones too, the oldest first."""
+        asked = f"tags.`{FOLDER_ID}` = '{folder_id}'"
+        return list(self._search(experiment_id, asked, deleted_too=True))
 
     @opens_tracker
     def tagged(self, experiment_id: str, folder_id: str, tag: str) -> list[TrackedRun]:
@@ -188,7 +184,7 @@ class TrackingClient:
             experiment_ids=[experiment_id],
             filter_string=filter_string,
             run_view_type=ViewType.ALL if deleted_too else ViewType.ACTIVE_ONLY,
-            order_by=["attributes.start_time ASC"],
+            order_by=["attributes.start_time ASC", "attributes.run_id ASC"],
         ):
             yield TrackedRun(
                 run_id=run.info.run_id,
@@ -197,8 +193,8 @@ class TrackingClient:
             )
 
     @opens_tracker
-    def submissions(self) -> list[TrackedSubmission]:
-        """Return the parent runs of all sweeps, the oldest first."""
+    def parents(self) -> list[TrackedParent]:
+        """Return the parent runs of all sweeps, those of earlier versions and the oldest first."""
         names = {
             experiment.experiment_id: experiment.name
             for experiment in _pages(self._client.search_experiments)
@@ -208,18 +204,19 @@ class TrackingClient:
         runs = _pages(
             self._client.search_runs,
             experiment_ids=list(names),
-            filter_string=f"tags.`{KIND}` = '{SUBMISSION_KIND}'",
+            filter_string=f"tags.`{KIND}` != '{TRIAL_KIND}'",
             order_by=["attributes.start_time ASC"],
         )
+        # Earlier versions made one for each submission; the one that goes on has the tag.
         return [
-            TrackedSubmission(
+            TrackedParent(
                 sweep=names[run.info.experiment_id],
                 folder_id=run.data.tags.get(FOLDER_ID, ""),
                 status=run.info.status,
-                started_at_s=run.info.start_time / 1000,
+                submitted_at_s=_submitted_at_s(run),
                 metrics=run.data.metrics,
             )
-            for run in runs
+            for run in sorted(runs, key=lambda run: SUBMITTED_AT in run.data.tags)
         ]
 
     @opens_tracker
@@ -231,6 +228,11 @@ class TrackingClient:
             experiment_id, start_time=round(start_s * 1000), tags=dict(tags), run_name=name
         )
         return str(run.info.run_id)
+
+    @opens_tracker
+    def delete_run(self, run_id: str) -> None:
+        """Delete a run as the page does: it can be restored."""
+        self._client.delete_run(run_id)
 
     @opens_tracker
     def log_points(self, run_id: str, points: Sequence[Point]) -> None:
@@ -313,6 +315,13 @@ class TrackingClient:
     def log_folder(self, run_id: str, folder: Path, name: str) -> None:
         """Store all files of a folder among a run's artifacts, under a name."""
         self._client.log_artifacts(run_id, str(folder), name)
+
+
+def _submitted_at_s(parent: Any) -> float:
+    at: str | None = parent.data.tags.get(SUBMITTED_AT)
+    return float(
+        parent.info.start_time / 1000 if at is None else datetime.fromisoformat(at).timestamp()
+    )
 
 
 def _pages(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:

@@ -34,7 +34,7 @@ COLUMNS: tuple[tuple[str, str, int | None], ...] = (
     ("tags", "memscale.reason", 300),
 )
 """Of the table, in this order: kind, name, and pixels where the page's own 100 would cut it. The
-last metrics belong to the submissions."""
+last metrics belong to the parent run."""
 
 NAME_COLUMN = "attributes.`Run Name`"
 
@@ -85,9 +85,9 @@ def link(url: str, experiment_id: str, view: str) -> str:
 
 
 def table_view() -> dict[str, Any]:
-    """Return the state of the table: trials by architecture, the newest first, then submissions.
+    """Return the state of the table: trials by architecture, the newest first, then the parent run.
 
-    Sorted by time, which is the page's default, trials would be folded below their submissions.
+    Sorted by time, which is the page's default, trials would be folded below it.
     """
     return {**_columns(), "orderByKey": "params.`architecture`", "orderByAsc": True}
 

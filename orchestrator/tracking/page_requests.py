@@ -68,7 +68,7 @@ class PageRequests:
 
     def _cancel(self, run: TrackedRun) -> list[str]:
         by = "tag memscale.cancel in MLflow"
-        if run.is_submission:
+        if run.kind != run_schema.TRIAL_KIND:
             write_json(self._sweep.path / "cancel.json", {"by": by})
             return [self._sweep.name]
         trial = self._sweep.trial(run.tags[run_schema.KEY])
@@ -83,7 +83,7 @@ class PageRequests:
         """Write the requests of one tag; `taken` are those being acted on, perhaps since a kill."""
         if _says_no(run.tags[run_schema.RETRY]):
             return "nothing to retry: the tag says no"
-        whole_sweep = run.is_submission
+        whole_sweep = run.kind != run_schema.TRIAL_KIND
         if run.run_id in taken:
             request = RetryRequest(after=taken[run.run_id])
         else:
@@ -125,11 +125,9 @@ class PageRequests:
         self._client.set_tags(run_id, {run_schema.RETRY_TAKEN: f"{self._now()}: {answer}"})
 
     def _trials_of(self, run: TrackedRun) -> list[TrialDir]:
-        """Return the trial of a run, or the trials of a submission's."""
-        if not run.is_submission:
+        if run.kind == run_schema.TRIAL_KIND:
             return [self._sweep.trial(run.tags[run_schema.KEY])]
-        submission = self._sweep.submission(int(run.tags[run_schema.KEY]))
-        return [self._sweep.trial(str(trial_id)) for trial_id in submission["trial_ids"]]
+        return self._sweep.trials()
 
     def _now(self) -> str:
         return time.strftime("%F %T", time.localtime(self._clock()))

@@ -4,21 +4,27 @@ See docs/mlflow.md.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
+from orchestrator.records.units import plural
 from orchestrator.tracking.journal_reader import Point, metric_name
 from orchestrator.tracking.trial_view import TrialView
 
 KIND = "memscale.kind"
-SUBMISSION_KIND = "submission"
+SWEEP_KIND = "sweep"
+"""Of the parent run. Earlier versions made one of kind "submission" for each submission."""
 TRIAL_KIND = "trial"
 FOLDER_ID = "memscale.folder_id"
 """Tag: which folder a run belongs to, so that two people's runs of one sweep stay apart."""
 KEY = "memscale.key"
-"""Tag: trial id or submission number; with KIND and FOLDER_ID it identifies a run."""
+"""Tag: the trial's id; with FOLDER_ID it identifies a trial's run."""
+PARENT = "mlflow.parentRunId"
+SUBMITTED_AT = "memscale.submitted_at"
+"""Tag of the parent run: when the sweep was last submitted, in ISO 8601."""
 CANCEL = "memscale.cancel"
 """Tag that somebody sets on the page to stop a trial, or on the parent run to stop the sweep."""
 CANCEL_TAKEN = "memscale.cancel_taken"
@@ -26,6 +32,8 @@ RETRY = "memscale.retry"
 """Tag that somebody sets on the page to retry a trial, or on the parent run to retry all that
 failed or were cancelled."""
 RETRY_TAKEN = "memscale.retry_taken"
+MOST_TEXT = 4900
+"""Characters of a tag; MLflow takes 5,000."""
 
 
 def trial_name(spec: TrialSpec, varied: str = "") -> str:
@@ -79,6 +87,7 @@ def trial_tags(
     view: TrialView,
     *,
     submission: int | None,
+    parent: str,
     environment: Mapping[str, Any],
     colour: str,
     varied: str = "",
@@ -98,6 +107,7 @@ def trial_tags(
         "memscale.state": view.state.value,
         "memscale.outcome": view.outcome,
         "memscale.reason": view.reason,
+        PARENT: parent,
         "mlflow.runName": trial_name(spec, varied),
         "mlflow.runColor": colour,
         "mlflow.note.content": note,
@@ -127,23 +137,38 @@ SOURCE = {"mlflow.source.name": "memscale submit", "mlflow.source.type": "LOCAL"
 """What the page's Source column shows."""
 
 
-def submission_tags(
-    sweep: SweepDir, submission: Mapping[str, Any], *, n_trials: int
-) -> dict[str, str]:
-    """Return the tags of a submission's parent run."""
-    number = submission["number"]
+def sweep_tags(name: str, submissions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the tags of a sweep's parent run.
+
+    Args:
+        name: Of the sweep.
+        submissions: Its submissions, oldest first; at least one.
+    """
+    last = submissions[-1]
+    lines = [_submission_line(submission) for submission in reversed(submissions)]
     return {
-        "memscale.sweep": sweep.name,
-        "memscale.submission": str(number),
-        "memscale.trials": str(n_trials),
-        "mlflow.runName": f"{sweep.name} #{number}",
-        **({"mlflow.user": str(submission["user"])} if submission.get("user") else {}),
+        "memscale.sweep": name,
+        "memscale.trials": str(len(first_asked(submissions))),
+        "memscale.submissions": "\n".join(lines)[:MOST_TEXT],
+        SUBMITTED_AT: _iso(last["submitted_at"]),
+        "mlflow.runName": name,
+        **({"mlflow.user": str(last["user"])} if last.get("user") else {}),
         **SOURCE,
     }
 
 
-def submission_status(states: Sequence[TrialState], *, controlled: bool) -> str:
-    """Return the parent's status from those of the trials it asked for.
+def _submission_line(submission: Mapping[str, Any]) -> str:
+    n_trials = plural(len(submission["trial_ids"]), "trial")
+    what = (_iso(submission["submitted_at"]), submission.get("user"), n_trials)
+    return f"{submission['number']}: {', '.join(filter(None, what))}"
+
+
+def _iso(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
+
+
+def sweep_status(states: Sequence[TrialState], *, controlled: bool) -> str:
+    """Return the parent run's status from those of the sweep's trials.
 
     Args:
         states: With trials of a dead controller already counted as waiting.
@@ -158,37 +183,41 @@ def submission_status(states: Sequence[TrialState], *, controlled: bool) -> str:
     return "FAILED" if TrialState.FAILED in states else "KILLED"
 
 
-def submission_points(
-    ends: Sequence[Sequence[tuple[float, TrialState]]], *, n_trials: int, submitted_at_s: float
+def sweep_points(
+    submissions: Sequence[Mapping[str, Any]],
+    ends: Mapping[str, Sequence[tuple[float, TrialState]]],
 ) -> list[Point]:
-    """Return how the sweep went over time: trials done and failed after each end.
+    """Return how the sweep went over time: counts after each submission and each end of a trial.
+
+    What happens later only adds points. Ends before the first submission count at its start.
 
     Args:
-        ends: Of each trial, oldest first: when it ended for good in this submission, seconds since
-            1970, and how. More than one if somebody asked for a retry; then the last one so far
-            counts. Trials that were done before count at its start.
-        n_trials: Trials the submission asked for.
-        submitted_at_s: Its start; step 0.
+        submissions: Oldest first. A trial that failed and is asked for again counts no longer as
+            failed.
+        ends: By trial id, when it ended for good, seconds since 1970, and how. More than one if
+            somebody asked for a retry; then the last one so far counts.
     """
-    earlier = [state for of in ends for at, state in of if at <= submitted_at_s]
-    later = sorted(
-        (at, state, before)
-        for of in ends
-        for (at, state), before in zip(of, (None, *(state for _, state in of)), strict=False)
-        if at > submitted_at_s
-    )
-    done, failed = earlier.count(TrialState.DONE), earlier.count(TrialState.FAILED)
-    start = round(submitted_at_s * 1000)
-    points = [
-        Point("trials/total", float(n_trials), start, 0),
-        Point("trials/done", float(done), start, 0),
-        Point("trials/failed", float(failed), start, 0),
-    ]
-    for step, (at, state, before) in enumerate(later, 1):
-        done += state is TrialState.DONE
-        failed += (state is TrialState.FAILED) - (before is TrialState.FAILED)
-        points.append(Point("trials/done", float(done), round(at * 1000), step))
-        points.append(Point("trials/failed", float(failed), round(at * 1000), step))
+    asked = [(float(s["submitted_at"]), s["trial_ids"], None) for s in submissions]
+    ended = [(at, (trial_id,), state) for trial_id, of in ends.items() for at, state in of]
+    last: dict[str, TrialState | None] = {}
+    counts: Counter[TrialState | None] = Counter()
+    points: list[Point] = []
+    step = 0
+    for at, trial_ids, state in sorted([*asked, *ended], key=lambda event: event[0]):
+        for trial_id in map(str, trial_ids):
+            before = last.get(trial_id)
+            if before is not TrialState.DONE:
+                counts[before] -= trial_id in last
+                counts[state] += 1
+                last[trial_id] = state
+        if at < asked[0][0]:
+            continue
+        t = round(at * 1000)
+        if state is None:
+            points.append(Point("trials/total", float(len(last)), t, step))
+        points.append(Point("trials/done", float(counts[TrialState.DONE]), t, step))
+        points.append(Point("trials/failed", float(counts[TrialState.FAILED]), t, step))
+        step += 1
     return points
 
 

@@ -19,17 +19,17 @@ from orchestrator.tracking.mlflow_client import (
     TrackingClient,
     artifact_text,
 )
-from orchestrator.tracking.sync_state import SubmissionProgress, TrialProgress
+from orchestrator.tracking.sync_state import ParentProgress, TrialProgress
 from orchestrator.tracking.trial_view import ENDED, TrialSnapshot, terminal_states
 
 LOG = logging.getLogger(__name__)
 MODEL = "model"
 """Among a run's artifacts: what the registry points at."""
-ProgressT = TypeVar("ProgressT", TrialProgress, SubmissionProgress)
+ProgressT = TypeVar("ProgressT", TrialProgress, ParentProgress)
 
 
 class _RunSync(Generic[ProgressT]):
-    """Sends tags, status and artifacts to one run. Each method raises TrackerError."""
+    """Sends tags and status to one run. Each method raises TrackerError."""
 
     def __init__(
         self,
@@ -66,67 +66,65 @@ class _RunSync(Generic[ProgressT]):
             self._client.set_status(self._run_id, status, ended_at_s=ended_at_s)
             self.keep(status=status)
 
-    def sync_artifact(self, name: str, path: Path) -> None:
-        """Store a file once it exists."""
-        if name not in self.kept.artifacts and path.exists():
-            self._client.log_text(self._run_id, artifact_text(path), name)
-            self.keep(artifacts=(*self.kept.artifacts, name))
 
-
-def sync_submission(
+def sync_parent(
     client: TrackingClient,
     sweep: SweepDir,
-    submission: Mapping[str, Any],
+    submissions: Sequence[Mapping[str, Any]],
     *,
     run_id: str,
     snapshots: Mapping[str, TrialSnapshot],
     controlled: frozenset[str],
-    newest: bool,
 ) -> None:
-    """Send what is missing of a submission's counts, tags, status, sweep file and report.
+    """Send what is missing of a sweep's counts, tags, status, sweep file and report.
 
     Args:
         client: Of the tracker.
         sweep: Its folder.
-        submission: Its record.
+        submissions: Its submissions, oldest first; at least one.
         run_id: The parent run.
         snapshots: By trial; trials that could not be read are missing.
         controlled: Trials that a live controller works on.
-        newest: Whether it is the sweep's last submission, whose run has the report.
 
     Raises:
         TrackerError: If the tracker does not take it.
     """
-    number, at_s = int(submission["number"]), float(submission["submitted_at"])
     run = _RunSync(
         client,
         run_id,
-        kept=sync_state.load_submission(sweep, client.uri, number),
-        save=lambda kept: sync_state.save_submission(sweep, client.uri, number, kept),
+        kept=sync_state.load_parent(sweep, client.uri) or ParentProgress(),
+        save=lambda kept: sync_state.save_parent(sweep, client.uri, kept),
     )
-    known = {i: snapshots[i] for i in map(str, submission["trial_ids"]) if i in snapshots}
-    states = [
-        terminal_states(sweep.trial(i), one.attempts, submission=number, submitted_at_s=at_s)
-        for i, one in known.items()
-    ]
-    points = run_schema.submission_points(states, n_trials=len(known), submitted_at_s=at_s)
+    submitted_at_s = float(submissions[-1]["submitted_at"])
+    ends = {
+        i: terminal_states(sweep.trial(i), one.attempts, submitted_at_s=submitted_at_s)
+        for i, one in snapshots.items()
+    }
+    points = run_schema.sweep_points(submissions, ends)
     for first in range(run.kept.points, len(points), MAX_POINTS):
         client.log_points(run_id, points[first : first + MAX_POINTS])
     run.keep(points=max(run.kept.points, len(points)))
-    report = sweep_report.read_report(sweep.path) if newest else None
-    tags = run_schema.submission_tags(sweep, submission, n_trials=len(known))
+    report = sweep_report.read_report(sweep.path)
+    tags = run_schema.sweep_tags(sweep.name, submissions)
     run.sync_tags({**tags, **(report.tags if report is not None else {})})
     if report is not None and report.digest != run.kept.report:
         for first in range(0, len(report.points), MAX_POINTS):
             client.log_points(run_id, report.points[first : first + MAX_POINTS])
         client.log_folder(run_id, report.folder, sweep_report.FOLDER)
         run.keep(report=report.digest)
-    waiting = {i for i, one in known.items() if one.view.state is TrialState.WAITING}
-    status = run_schema.submission_status(
-        [one.view.state for one in known.values()], controlled=bool(waiting & controlled)
+    waiting = {i for i, one in snapshots.items() if one.view.state is TrialState.WAITING}
+    status = run_schema.sweep_status(
+        [one.view.state for one in snapshots.values()], controlled=bool(waiting & controlled)
     )
-    run.sync_status(status, ended_at_s=max((at for of in states for at, _ in of), default=at_s))
-    run.sync_artifact("config/sweep.yaml", sweep.path / "sweep.yaml")
+    last_end_s = max((at for of in ends.values() for at, _ in of), default=submitted_at_s)
+    run.sync_status(status, ended_at_s=last_end_s)
+    sweep_file = sweep.path / "sweep.yaml"
+    if sweep_file.exists():
+        text = artifact_text(sweep_file)
+        digest = sync_state.digest({"text": text})
+        if digest != run.kept.sweep_file:
+            client.log_text(run_id, text, "config/sweep.yaml")
+            run.keep(sweep_file=digest)
 
 
 class TrialSync(_RunSync[TrialProgress]):
@@ -141,6 +139,12 @@ class TrialSync(_RunSync[TrialProgress]):
             save=lambda kept: sync_state.save_trial(trial, client.uri, kept),
         )
         self._trial = trial
+
+    def sync_artifact(self, name: str, path: Path) -> None:
+        """Store a file once it exists."""
+        if name not in self.kept.artifacts and path.exists():
+            self._client.log_text(self._run_id, artifact_text(path), name)
+            self.keep(artifacts=(*self.kept.artifacts, name))
 
     def sync_params(self, spec: TrialSpec, *, t: int) -> None:
         """Send params and accounting; `t` is the accounting's time, milliseconds since 1970."""

@@ -55,15 +55,16 @@ class TrialProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmissionProgress:
-    """What of one submission's parent run a tracker has."""
+class ParentProgress:
+    """What of a sweep's parent run a tracker has."""
 
     run_id: str | None = None
     points: int = 0
     """How many of its points were sent."""
     tags: str = ""
     status: str = ""
-    artifacts: tuple[str, ...] = ()
+    sweep_file: str = ""
+    """Digest of the sweep file that was sent."""
     report: str = ""
     """Digest of the report that was sent."""
 
@@ -89,25 +90,18 @@ def save_trial(trial: TrialDir, uri: str, progress: TrialProgress) -> None:
     write_json(path, record, durable=False)
 
 
-def load_submission(sweep: SweepDir, uri: str, number: int) -> SubmissionProgress:
-    """Return how far a submission was sent."""
-    found = _tracker(sweep, uri).get("submissions", {}).get(str(number))
-    if found is None:
-        return SubmissionProgress()
-    return SubmissionProgress(**{**found, "artifacts": tuple(found["artifacts"])})
-
-
-def save_submission(sweep: SweepDir, uri: str, number: int, progress: SubmissionProgress) -> None:
-    """Replace what is kept for this tracker."""
+def load_parent(sweep: SweepDir, uri: str) -> ParentProgress | None:
+    """Return how far the parent run was sent, None if the tracker has nothing of the sweep."""
     kept = _tracker(sweep, uri)
-    submissions = {**kept.get("submissions", {}), str(number): asdict(progress)}
-    _save_tracker(sweep, uri, {**kept, "submissions": submissions})
+    if "parent" in kept:
+        return ParentProgress(**kept["parent"])
+    # Earlier versions kept a record of each submission.
+    return ParentProgress() if "submissions" in kept else None
 
 
-def reports_sent(sweep: SweepDir, uri: str) -> frozenset[str] | None:
-    """Return the digests of the reports that a tracker has, None if it has nothing of the sweep."""
-    found = _tracker(sweep, uri).get("submissions")
-    return found and frozenset(str(one.get("report", "")) for one in found.values())
+def save_parent(sweep: SweepDir, uri: str, progress: ParentProgress) -> None:
+    """Replace what is kept for this tracker."""
+    _save_tracker(sweep, uri, {**_tracker(sweep, uri), "parent": asdict(progress)})
 
 
 def problem(sweep: SweepDir, uri: str) -> str | None:

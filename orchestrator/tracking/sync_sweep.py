@@ -7,6 +7,7 @@ by its tags before it is made, and progress is kept only after the tracker took 
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from orchestrator.tracking.mlflow_client import (
     TrackingClient,
 )
 from orchestrator.tracking.page_requests import PageRequests
-from orchestrator.tracking.sync_run import TrialSync, sync_submission
+from orchestrator.tracking.sync_run import TrialSync, sync_parent
 from orchestrator.tracking.tracking_uri import artifact_location
 from orchestrator.tracking.trial_view import TrialSnapshot, snapshot
 
@@ -98,7 +99,7 @@ class SweepSync:
                     trial, controlled=trial_id in controlled, why_new=why_new
                 )
             taken &= result.taken
-        for trial_id in _with_runs(snapshots, _trials_of(tracked)):
+        for trial_id in _with_runs(snapshots, tracked.trials):
             now = snapshots[trial_id]
             if self._settled.get(trial_id) == now:
                 continue
@@ -108,19 +109,16 @@ class SweepSync:
                 if now.over:
                     self._settled[trial_id] = now
             taken &= result.taken
-        for number, submission in submissions.items():
-            with self._one_run(f"submission {number}") as result:
-                run = self._parent(tracked, submission)
-                if not run.deleted:
-                    sync_submission(
-                        self._client,
-                        self._sweep,
-                        submission,
-                        run_id=run.run_id,
-                        snapshots=snapshots,
-                        controlled=controlled,
-                        newest=number == max(submissions),
-                    )
+        if submissions and not tracked.parent.deleted:
+            with self._one_run(f"sweep {self._sweep.name}") as result:
+                sync_parent(
+                    self._client,
+                    self._sweep,
+                    list(submissions.values()),
+                    run_id=tracked.parent.run_id,
+                    snapshots=snapshots,
+                    controlled=controlled,
+                )
             taken &= result.taken
         return taken
 
@@ -171,12 +169,40 @@ class SweepSync:
                 artifacts=artifact_location(uri, sweep.path.parent, sweep.name),
                 tags=mlflow_page.experiment_tags(question),
             )
-            folder_id = sync_state.folder_id(sweep)
-            runs = self._client.runs(experiment_id, folder_id)
-            self._tracked = TrackedSweep(
-                experiment_id=experiment_id, folder_id=folder_id, runs=runs
-            )
+            self._tracked = self._look_up_runs(experiment_id, submissions)
+            self._settled.clear()  # trials may have another parent now
         return self._tracked
+
+    def _look_up_runs(
+        self, experiment_id: str, submissions: Sequence[Mapping[str, Any]]
+    ) -> TrackedSweep:
+        """Return the sweep's runs; make the parent run if there is none.
+
+        Two hosts that do not see each other's locks may make one each. Both look again and choose
+        the same. The other one is deleted, so whoever writes to it is refused and looks again.
+        """
+        folder_id = sync_state.folder_id(self._sweep)
+        runs = self._client.runs(experiment_id, folder_id)
+        if (parent := _parent_of(runs)) is None:
+            self._client.create_run(
+                experiment_id,
+                start_s=float(submissions[0]["submitted_at"]) if submissions else self._clock(),
+                name=self._sweep.name,
+                tags={run_schema.KIND: run_schema.SWEEP_KIND, run_schema.FOLDER_ID: folder_id},
+            )
+            runs = self._client.runs(experiment_id, folder_id)
+            parent = _parent_of(runs)
+            assert parent is not None
+        for run in runs:
+            if run.kind == run_schema.SWEEP_KIND and not run.deleted and run is not parent:
+                self._client.delete_run(run.run_id)
+        trials: dict[str, TrackedRun] = {}
+        for run in runs:
+            if run.kind == run_schema.TRIAL_KIND:
+                trials.setdefault(run.tags.get(run_schema.KEY, ""), run)  # the oldest counts
+        return TrackedSweep(
+            experiment_id=experiment_id, folder_id=folder_id, parent=parent, trials=trials
+        )
 
     @contextmanager
     def _one_run(self, what: str) -> Iterator[_RunResult]:
@@ -198,41 +224,23 @@ class SweepSync:
                 self._warned.add(message)
                 LOG.warning("%s", message)
 
-    def _run(
-        self,
-        tracked: TrackedSweep,
-        kind: str,
-        key: str,
-        *,
-        start_s: float,
-        name: str,
-        parent: str | None = None,
+    def _trial_run(
+        self, tracked: TrackedSweep, trial_id: str, *, start_s: float, name: str
     ) -> TrackedRun:
-        """Return the run of a trial or submission, made if the tracker has none."""
-        if (kind, key) not in tracked.runs:
+        """Return the run of a trial, made if the tracker has none."""
+        if trial_id not in tracked.trials:
             tags = {
-                run_schema.KIND: kind,
-                run_schema.KEY: key,
+                run_schema.KIND: run_schema.TRIAL_KIND,
+                run_schema.KEY: trial_id,
                 run_schema.FOLDER_ID: tracked.folder_id,
+                run_schema.PARENT: tracked.parent.run_id,
+                "memscale.trial_id": trial_id,
             }
-            if kind == run_schema.TRIAL_KIND:
-                tags["memscale.trial_id"] = key
-            if parent is not None:
-                tags["mlflow.parentRunId"] = parent
             run_id = self._client.create_run(
                 tracked.experiment_id, start_s=start_s, name=name, tags=tags
             )
-            tracked.runs[kind, key] = TrackedRun(run_id=run_id, deleted=False, tags=tags)
-        return tracked.runs[kind, key]
-
-    def _parent(self, tracked: TrackedSweep, submission: Mapping[str, Any]) -> TrackedRun:
-        return self._run(
-            tracked,
-            run_schema.SUBMISSION_KIND,
-            str(submission["number"]),
-            start_s=float(submission["submitted_at"]),
-            name=f"{self._sweep.name} #{submission['number']}",
-        )
+            tracked.trials[trial_id] = TrackedRun(run_id=run_id, deleted=False, tags=tags)
+        return tracked.trials[trial_id]
 
     def _sync_trial(
         self,
@@ -243,13 +251,11 @@ class SweepSync:
     ) -> None:
         spec, attempts = self._spec(trial), now.attempts
         varied = self._labels.get(trial.trial_id, "")
-        tracked_run = self._run(
+        tracked_run = self._trial_run(
             tracked,
-            run_schema.TRIAL_KIND,
             trial.trial_id,
             start_s=_started_at_s(attempts) or self._clock(),
             name=run_schema.trial_name(spec, varied),
-            parent=None if submission is None else self._parent(tracked, submission).run_id,
         )
         run = TrialSync(self._client, trial, tracked_run.run_id)
         # Somebody may have deleted the run from the page; a restored one is taken up again.
@@ -268,6 +274,7 @@ class SweepSync:
                 spec,
                 now.view,
                 submission=None if submission is None else int(submission["number"]),
+                parent=tracked.parent.run_id,
                 environment=(attempts[-1].environment() if attempts else None) or {},
                 colour=self._colours.get(spec.architecture, mlflow_page.COLOURS[0]),
                 varied=varied,
@@ -296,8 +303,20 @@ def _with_runs(snapshots: Mapping[str, TrialSnapshot], tracked: Collection[str])
     return [*started, *known, *islice(waiting, max(0, room))]
 
 
-def _trials_of(tracked: TrackedSweep) -> set[str]:
-    return {key for kind, key in tracked.runs if kind == run_schema.TRIAL_KIND}
+def _parent_of(runs: Sequence[TrackedRun]) -> TrackedRun | None:
+    """Return the parent among a sweep's runs, None without one. Every exporter chooses the same.
+
+    Live runs come before deleted ones, then the oldest counts. Earlier versions made one for each
+    submission; of those alone it is the one that most trials name.
+    """
+    n_trials = Counter(run.tags.get(run_schema.PARENT) for run in runs)
+
+    def rank(run: TrackedRun) -> tuple[bool, bool, int]:
+        of_earlier = run.kind != run_schema.SWEEP_KIND
+        return run.deleted, of_earlier, -n_trials[run.run_id] if of_earlier else 0
+
+    parents = (run for run in runs if run.kind != run_schema.TRIAL_KIND)
+    return min(parents, key=rank, default=None)
 
 
 def _started_at_s(attempts: Sequence[AttemptDir]) -> float | None:

@@ -1,4 +1,4 @@
-"""List of the sweeps of a tracker, from the parent runs of their last submissions."""
+"""List of the sweeps of a tracker, from their parent runs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,14 +24,13 @@ def list_tracked_sweeps(uri: str) -> list[SweepSummary]:
         # MLflow would make an empty one.
         raise NotFoundError(f"{without_password(uri)}: no such database; is the path right?")
     newest: dict[tuple[str, str], SweepSummary] = {}
-    for submission in TrackingClient(uri).submissions():
-        # Oldest first.
-        newest[submission.sweep, submission.folder_id] = SweepSummary(
-            name=submission.sweep,
-            state=_STATES.get(submission.status, "stopped"),
-            trials=_count(submission.metrics, "total"),
-            counts={name: _count(submission.metrics, name) for name in ("done", "failed")},
-            submitted_at=submission.started_at_s,
+    for parent in TrackingClient(uri).parents():
+        newest[parent.sweep, parent.folder_id] = SweepSummary(
+            name=parent.sweep,
+            state=_STATES.get(parent.status, "stopped"),
+            trials=_count(parent.metrics, "total"),
+            counts={name: _count(parent.metrics, name) for name in ("done", "failed")},
+            submitted_at=parent.submitted_at_s,
         )
     return sort_by_age(list(newest.values()))
 

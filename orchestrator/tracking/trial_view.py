@@ -102,23 +102,16 @@ def snapshot(trial: TrialDir, *, controlled: bool, why_new: str) -> TrialSnapsho
 
 
 def terminal_states(
-    trial: TrialDir, attempts: Sequence[AttemptDir], *, submission: int, submitted_at_s: float
+    trial: TrialDir, attempts: Sequence[AttemptDir], *, submitted_at_s: float
 ) -> list[tuple[float, TrialState]]:
-    """Return when, in seconds since 1970, and how a trial ended for good in a submission.
+    """Return when, in seconds since 1970, and how a trial ended for good, oldest first.
 
-    Oldest first. Once at most, unless somebody asked for a retry. A trial that was done before the
-    submission has that end.
+    Once at most, unless somebody asked for another attempt. A done trial counts from its end.json,
+    or, if that is missing, once the sweep was submitted again; `submitted_at_s` is the last time.
     """
-    found = []
-    for attempt in reversed(attempts):
-        launched_by = int((attempt.launch() or {}).get("submission", 0))
-        if launched_by < submission:
-            break
-        end = attempt.end()
-        if launched_by == submission and end is not None and end["final"]:
-            state = FINAL.get(end["outcome"], TrialState.FAILED)
-            found.append((float(end["ended_at"]), state))
+    ends = [end for attempt in attempts if (end := attempt.end()) is not None and end["final"]]
+    found = [(float(end["ended_at"]), FINAL.get(end["outcome"], TrialState.FAILED)) for end in ends]
     result = trial.result()
     if not found and result is not None and float(result["finished_at"]) <= submitted_at_s:
         found.append((float(result["finished_at"]), TrialState.DONE))
-    return found[::-1]
+    return found

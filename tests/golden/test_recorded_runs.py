@@ -6,7 +6,6 @@ Names of machine, folders and user are invented; locks, the tracker and the copy
 out. `tests/integration/test_recorded_runs.py` resumes it.
 """
 
-import json
 import tarfile
 from pathlib import Path
 
@@ -73,6 +72,7 @@ def test_analysis_loads_its_results_and_says_what_is_missing(sweep):
 def test_what_was_sent_to_a_tracker_is_known(sweep):
     uri = "sqlite:////home/researcher/sweeps/runs/mlflow.db"
 
-    assert json.loads((sweep.path / "tracking.json").read_text())[uri]["submissions"]
+    assert sync_state.load_parent(sweep, uri) is not None
+    assert sync_state.load_parent(sweep, "sqlite:///another.db") is None
     assert sync_state.points_waiting(sweep, uri) == 0
     assert sync_state.points_waiting(sweep, "sqlite:///another.db") > 0

@@ -22,9 +22,11 @@ from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_spec import TrialState
+from orchestrator.tracking import sync_state
 from orchestrator.tracking.corpus_dataset import trial_datasets
 from orchestrator.tracking.exporter_process import ExporterProcess, exporting
-from orchestrator.tracking.run_schema import CANCEL, RETRY, RETRY_TAKEN
+from orchestrator.tracking.run_schema import CANCEL, FOLDER_ID, KIND, RETRY, RETRY_TAKEN
+from orchestrator.tracking.tracked_sweeps import list_tracked_sweeps
 from orchestrator.tracking.tracking_uri import default_tracking_uri
 
 pytestmark = pytest.mark.integration
@@ -192,6 +194,38 @@ def test_sqlite_holds_the_journals_once_however_often_they_are_sent(
         client.get_experiment_by_name(sweep.disk.name).tags["mlflow.note.content"]
         == "Does it grow?"
     )
+
+
+def test_a_resumed_sweep_has_one_parent_run_and_one_row_in_the_list(runs, client, sweep):
+    """The tracker also holds a parent of an earlier version, and one that another host made."""
+    specs = submitted(sweep, 1)
+    sweep.end(sweep.start(specs[0]), "interrupted", final=False)
+    experiment = client.create_experiment(sweep.disk.name)
+    folder = {FOLDER_ID: sync_state.folder_id(sweep.disk)}
+    earlier, _, parent = (
+        client.create_run(experiment, start_time=at, tags={KIND: kind, **folder}).info.run_id
+        for at, kind in ((1, "submission"), (3, "sweep"), (2, "sweep"))
+    )
+    with exporting(sweep.disk):
+        sweep.uncontrol()
+    assert client.get_run(parent).info.status == "KILLED"
+
+    sweep.submit(specs, at_s=time.time())
+    for spec in specs:
+        sweep.finish(sweep.start(spec, submission=2), step=9, at_s=time.time())
+    with exporting(sweep.disk) as exporter:
+        pass
+
+    assert exporter.problem is None
+    found = client.search_runs([experiment], "tags.`memscale.kind` != 'trial'")
+    assert {run.info.run_id for run in found} == {earlier, parent}
+    assert client.get_run(parent).info.status == "FINISHED"
+    trials = [client.get_run(run_id) for run_id in run_ids(client, sweep).values()]
+    assert {run.data.tags["mlflow.parentRunId"] for run in trials} == {parent}
+    rows = list_tracked_sweeps(default_tracking_uri(runs))
+    (row,) = [row for row in rows if row.name == sweep.disk.name]
+    assert (row.state, row.trials, row.counts["done"]) == ("done", 2, 2)
+    assert row.submitted_at > time.time() - 3600
 
 
 @pytest.mark.long
@@ -539,7 +573,7 @@ def test_the_page_groups_trials_and_compares_architectures(runs, sweep, tmp_path
         ):
             page = mlflow_server.Page(url=url, experiment_id=mlflow_server.experiment_id(url, name))
             browser.open(page.runs)
-            text = browser.wait_for([f"{name} #1", "architecture", "memscale.state", "trials/done"])
+            text = browser.wait_for([name, "architecture", "memscale.state", "trials/done"])
             assert "shared view state" not in text.replace("viewing a shared view", ""), (
                 "MLflow refused the view"
             )
@@ -590,7 +624,7 @@ def test_the_parent_run_shows_question_answer_and_report(runs, client, sweep):
     with exporting(sweep.disk):
         sweep.uncontrol()
     experiment = client.get_experiment_by_name(sweep.disk.name).experiment_id
-    (parent,) = client.search_runs([experiment], "tags.`memscale.kind` = 'submission'")
+    (parent,) = client.search_runs([experiment], "tags.`memscale.kind` = 'sweep'")
     try:
         with (
             screenshot.browser() as browser,

@@ -1,5 +1,6 @@
 """A tracker in memory that keeps MLflow's rules and fails where a test says."""
 
+import itertools
 import uuid
 
 from orchestrator.tracking.mlflow_client import RefusedError, RunGoneError, TrackedRun, TrackerError
@@ -21,6 +22,7 @@ class FakeStore:
     def __init__(self, uri="sqlite:///memory"):
         self.uri = uri
         self.experiments, self.tags, self._runs, self.models = {}, {}, {}, {}
+        self.run_ids = (uuid.uuid4().hex for _ in itertools.count())
         self.calls = 0
         self.fail_at = None
         self.after_effect = False
@@ -65,11 +67,12 @@ class FakeStore:
 
     def runs(self, experiment_id, folder_id):
         def effect():
-            return {
-                (run.tags[KIND], run.tags[KEY]): self._tracked(run_id, run)
-                for run_id, run in self._runs.items()
+            oldest_first = sorted(self._runs.items(), key=lambda item: (item[1].start_s, item[0]))
+            return [
+                self._tracked(run_id, run)
+                for run_id, run in oldest_first
                 if run.experiment == experiment_id and run.tags[FOLDER_ID] == folder_id
-            }
+            ]
 
         return self._call("runs", effect)
 
@@ -81,11 +84,14 @@ class FakeStore:
 
     def create_run(self, experiment_id, *, start_s, name, tags):
         def effect():
-            run_id = uuid.uuid4().hex
+            run_id = next(self.run_ids)
             self._runs[run_id] = FakeRun(experiment_id, tags, name, start_s)
             return run_id
 
         return self._call("create_run", effect)
+
+    def delete_run(self, run_id):
+        self._call("delete_run", lambda: self.delete(self._runs[run_id]))
 
     def log_points(self, run_id, points):
         assert 0 < len(points) <= 1000
@@ -140,8 +146,8 @@ class FakeStore:
         (run,) = [run for run in self.of_kind("trial") if run.tags[KEY] == trial_id]
         return run
 
-    def submission(self, number):
-        (run,) = [run for run in self.of_kind("submission") if run.tags[KEY] == str(number)]
+    def parent(self):
+        (run,) = [run for run in self.of_kind("sweep") if not run.deleted]
         return run
 
     def run_id(self, run):

@@ -8,7 +8,9 @@ from orchestrator.tracking.trial_view import TrialView
 def test_columns_and_charts_name_params_and_tags_that_runs_have(disk):
     spec = disk.make_spec()
     view = TrialView(state=TrialState.DONE, attempt=1, outcome="done", reason="", ended_at_s=1.0)
-    tags = run_schema.trial_tags(spec, view, submission=1, environment={}, colour="#000000")
+    tags = run_schema.trial_tags(
+        spec, view, submission=1, parent="p", environment={}, colour="#000000"
+    )
     have = {"params": set(run_schema.trial_params(spec)), "tags": set(tags)}
 
     assert {name for kind, name, _ in mlflow_page.COLUMNS if kind != "metrics"} <= have[

@@ -1,6 +1,8 @@
 """What runs are called and carry."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import run_schema
@@ -30,13 +32,22 @@ DONE, FAILED, RUNNING, WAITING, CANCELLED = (
     ],
 )
 def test_the_parents_status_follows_its_trials(states, controlled, status):
-    assert run_schema.submission_status(states, controlled=controlled) == status
+    assert run_schema.sweep_status(states, controlled=controlled) == status
+
+
+def submitted(at, *trial_ids):
+    return {"submitted_at": at, "trial_ids": trial_ids}
 
 
 def test_the_parent_counts_over_time_from_what_was_done_before():
-    endings = [[(5.0, DONE)], [(30.0, FAILED)], [(20.0, DONE)], [(40.0, CANCELLED)], []]
+    ends = {
+        "a": [(5.0, DONE)],
+        "b": [(30.0, FAILED)],
+        "c": [(20.0, DONE)],
+        "d": [(40.0, CANCELLED)],
+    }
 
-    points = run_schema.submission_points(endings, n_trials=6, submitted_at_s=10.0)
+    points = run_schema.sweep_points([submitted(10.0, *"abcdef")], ends)
 
     assert [(p.key, p.value, p.t, p.step) for p in points] == [
         ("trials/total", 6, 10_000, 0),
@@ -51,23 +62,48 @@ def test_the_parent_counts_over_time_from_what_was_done_before():
     ]
 
 
-def test_more_endings_only_add_points():
-    endings = [[(20.0, DONE)], [(30.0, FAILED)], [(45.0, DONE)]]
-    before = run_schema.submission_points(endings[:2], n_trials=3, submitted_at_s=10.0)
+def test_a_later_submission_counts_on_and_asks_again_for_what_failed():
+    ends = {"a": [(20.0, DONE)], "b": [(30.0, FAILED), (60.0, DONE)]}
 
-    assert (
-        run_schema.submission_points(endings, n_trials=3, submitted_at_s=10.0)[: len(before)]
-        == before
-    )
+    points = run_schema.sweep_points([submitted(10.0, "a", "b"), submitted(50.0, *"abc")], ends)
+
+    assert [(p.key, p.value, p.t, p.step) for p in points[7:]] == [
+        ("trials/total", 3, 50_000, 3),
+        ("trials/done", 1, 50_000, 3),
+        ("trials/failed", 0, 50_000, 3),
+        ("trials/done", 2, 60_000, 4),
+        ("trials/failed", 0, 60_000, 4),
+    ]
+
+
+@given(st.data())
+def test_what_happens_later_only_adds_points(data):
+    """Each event is a submission or the end of a trial; the oracle counts from the last of each."""
+    event = st.sampled_from([None, DONE, FAILED, CANCELLED])
+    events = data.draw(st.lists(st.tuples(event, st.sampled_from("abc")), max_size=12))
+    submissions, ends, last, before = [submitted(0.0, "a")], {}, {"a": None}, []
+    for at, (state, trial_id) in enumerate(events, 1):
+        if state is None:
+            submissions.append(submitted(float(at), trial_id))
+        else:
+            ends.setdefault(trial_id, []).append((float(at), state))
+        if last.get(trial_id) is not DONE:
+            last[trial_id] = state
+        points = run_schema.sweep_points(submissions, ends)
+        assert points[: len(before)] == before
+        before = points
+        counts = {p.key: p.value for p in points if p.step == at}
+        assert counts["trials/done"] == list(last.values()).count(DONE)
+        assert counts["trials/failed"] == list(last.values()).count(FAILED)
 
 
 def test_a_retry_adds_points_and_its_failure_no_longer_counts():
-    before = [[(20.0, FAILED)], [(30.0, FAILED)], [(35.0, CANCELLED)]]
-    after = [[(20.0, FAILED), (50.0, DONE)], [(30.0, FAILED), (60.0, FAILED)], before[2]]
+    before = {"a": [(20.0, FAILED)], "b": [(30.0, FAILED)], "c": [(35.0, CANCELLED)]}
+    after = {"a": [(20.0, FAILED), (50.0, DONE)], "b": [(30.0, FAILED), (60.0, FAILED)]}
 
     first, then = (
-        run_schema.submission_points(endings, n_trials=3, submitted_at_s=10.0)
-        for endings in (before, after)
+        run_schema.sweep_points([submitted(10.0, *"abc")], ends)
+        for ends in (before, before | after)
     )
 
     assert then[: len(first)] == first
@@ -114,9 +150,11 @@ def test_a_recipe_and_what_is_not_causal_are_on_the_run(disk):
     spec = disk.make_spec(recipe="peer", not_causal="in training: experts choose tokens")
     view = TrialView(state=DONE, attempt=1, outcome="done", reason="", ended_at_s=1.0)
 
-    tags = run_schema.trial_tags(spec, view, submission=1, environment={}, colour="#000000")
+    tags = run_schema.trial_tags(
+        spec, view, submission=1, parent="p", environment={}, colour="#000000"
+    )
     plain = run_schema.trial_tags(
-        disk.make_spec(), view, submission=1, environment={}, colour="#000000"
+        disk.make_spec(), view, submission=1, parent="p", environment={}, colour="#000000"
     )
 
     assert run_schema.trial_params(spec)["recipe"] == tags["memscale.recipe"] == "peer"

@@ -1,6 +1,7 @@
 """Rounds over a sweep, against a tracker in memory that fails anywhere."""
 
 import errno
+import itertools
 import json
 import sqlite3
 import time
@@ -13,7 +14,15 @@ from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import sync_state, sync_sweep
 from orchestrator.tracking.mlflow_client import TrackerError, opens_tracker
-from orchestrator.tracking.run_schema import CANCEL, CANCEL_TAKEN, RETRY, RETRY_TAKEN
+from orchestrator.tracking.run_schema import (
+    CANCEL,
+    CANCEL_TAKEN,
+    FOLDER_ID,
+    KEY,
+    KIND,
+    RETRY,
+    RETRY_TAKEN,
+)
 from orchestrator.tracking.sync_sweep import SweepSync
 
 
@@ -63,7 +72,7 @@ def test_a_round_sends_a_trial_whole(sweep, disk, store):
         "log/attempt-1.txt",
         "log/attempt-2.txt",
     }
-    assert store.submission(1).status == "FINISHED"
+    assert store.parent().status == "FINISHED"
 
 
 def test_a_second_round_sends_nothing(sweep, disk, store):
@@ -94,10 +103,10 @@ def test_whatever_call_fails_the_next_exporter_completes_without_doubles(
         failing.fail_at = None
 
         assert SweepSync(sweep.disk, failing).round() is True
-        assert len(failing.of_kind("trial")) == len(failing.of_kind("submission")) == 1
+        assert len(failing.of_kind("trial")) == len(failing.of_kind("sweep")) == 1
         assert_holds(failing.trial(spec.trial_id), sweep, disk, spec)
         assert failing.trial(spec.trial_id).status == "FINISHED"
-        assert failing.submission(1).status == "FINISHED"
+        assert failing.parent().status == "FINISHED"
 
 
 def test_lost_progress_is_found_again_by_tags(sweep, disk, store):
@@ -145,7 +154,7 @@ def test_points_come_while_the_trial_runs_and_the_rest_later(sweep, disk, store)
     sweep.measure(attempt, range(5))
     sender.round()
     assert (run.status, run.tags["memscale.state"]) == ("RUNNING", "running")
-    assert store.submission(1).status == "RUNNING"
+    assert store.parent().status == "RUNNING"
     assert len(stored(run)) == 10
 
     sweep.measure(attempt, range(5, 8))
@@ -192,7 +201,7 @@ def test_a_dead_controllers_running_trial_is_not_shown_as_running(sweep, disk, s
     run = store.trial(spec.trial_id)
     assert (run.status, run.tags["memscale.state"]) == ("KILLED", "waiting")
     assert "submit again" in run.tags["memscale.reason"]
-    assert store.submission(1).status == "KILLED"
+    assert store.parent().status == "KILLED"
 
 
 def test_a_failed_trial_says_why_and_a_later_submission_may_finish_it(sweep, disk, store):
@@ -203,7 +212,7 @@ def test_a_failed_trial_says_why_and_a_later_submission_may_finish_it(sweep, dis
     run = store.trial(spec.trial_id)
     assert (run.status, run.tags["memscale.outcome"]) == ("FAILED", "diverged")
     assert run.tags["mlflow.note.content"] == "diverged: it was diverged"
-    assert store.submission(1).status == "FAILED"
+    assert store.parent().status == "FAILED"
 
     sweep.submit([spec], at_s=disk.T0 / 1000 + 200)
     attempt = sweep.start(spec, submission=2, at_s=disk.T0 / 1000 + 201)
@@ -214,10 +223,126 @@ def test_a_failed_trial_says_why_and_a_later_submission_may_finish_it(sweep, dis
     assert (run.status, run.tags["mlflow.note.content"]) == ("FINISHED", "")
     assert run.tags["memscale.submission"] == "1"
     assert len(store.of_kind("trial")) == 1
-    failed = {p.step: p.value for p in store.submission(1).points if p.key == "trials/failed"}
-    done = {p.step: p.value for p in store.submission(2).points if p.key == "trials/done"}
-    assert failed == {0: 0, 1: 1}
-    assert done == {0: 0, 1: 1}
+    failed, done = (
+        {p.step: p.value for p in store.parent().points if p.key == f"trials/{name}"}
+        for name in ("failed", "done")
+    )
+    assert failed == {0: 0, 1: 1, 2: 0, 3: 0}
+    assert done == {0: 0, 1: 0, 2: 0, 3: 1}
+
+
+def parents_of_trials(store):
+    return {run.tags["mlflow.parentRunId"] for run in store.of_kind("trial")}
+
+
+def test_a_sweep_that_was_stopped_and_resumed_has_one_parent_run(sweep, disk, store):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs[:1])
+    (sweep.disk.path / "sweep.yaml").write_text("seeds: [0]")
+    sweep.end(sweep.start(specs[0]), "interrupted", final=False)
+    SweepSync(sweep.disk, store).round()
+    parent = store.parent()
+    assert (parent.status, parent.tags["mlflow.runName"]) == ("KILLED", "demo")
+
+    sweep.submit(specs, at_s=disk.T0 / 1000 + 200)
+    (sweep.disk.path / "sweep.yaml").write_text("seeds: [0, 1]")
+    sweep.control(submission=2)
+    sender = SweepSync(sweep.disk, store)
+    sender.round()
+    assert parent.status == "RUNNING"
+    for at_s, spec in enumerate(specs, disk.T0 // 1000 + 300):
+        sweep.finish(sweep.start(spec, submission=2), step=1, at_s=at_s)
+    sender.round()
+
+    assert store.parent() is parent
+    assert parents_of_trials(store) == {store.run_id(parent)}
+    assert (parent.status, parent.ended_at_s) == ("FINISHED", disk.T0 / 1000 + 301.5)
+    assert parent.artifacts["config/sweep.yaml"] == "seeds: [0, 1]"
+    assert parent.tags["memscale.submissions"].splitlines() == [
+        "2: 2023-11-14T22:16:40+00:00, ada, 2 trials",
+        "1: 2023-11-14T22:13:10+00:00, ada, 1 trial",
+    ]
+    assert {p.value for p in parent.points if p.key == "trials/total"} == {1, 2}
+
+
+def test_of_the_parents_of_an_old_tracker_the_one_with_most_trials_goes_on(sweep, disk, store):
+    specs = [disk.make_spec(seed) for seed in range(7)]
+    sweep.submit(specs)
+    SweepSync(sweep.disk, store).round()
+    store.delete(store.parent(), for_good=True)
+    tags = {KIND: "submission", FOLDER_ID: sync_state.folder_id(sweep.disk)}
+    old = {
+        key: store.create_run("e0", start_s=at, name=f"demo #{key}", tags={**tags, KEY: key})
+        for at, key in enumerate("1234")
+    }
+    for spec, key in zip(specs, "1222334", strict=True):
+        store.trial(spec.trial_id).tags["mlflow.parentRunId"] = old[key]
+        (sweep.disk.trial(spec.trial_id).path / "tracking.json").unlink()
+    store.delete(store._runs[old["2"]])  # by somebody, on the page
+
+    for _ in range(2):
+        assert SweepSync(sweep.disk, store).round() is True
+
+    assert parents_of_trials(store) == {old["3"]}
+    assert store._runs[old["3"]].tags["mlflow.runName"] == "demo"
+    assert {run.tags[KEY] for run in store.of_kind("submission") if not run.deleted} == set("134")
+    assert store.of_kind("sweep") == []
+
+
+@pytest.mark.parametrize("ids", [("a", "b"), ("b", "a")], ids=["loses", "wins"])
+def test_of_two_parents_made_at_once_one_lives_on(sweep, disk, store, monkeypatch, ids):
+    spec = interrupted_and_resumed(sweep, disk)
+    here, there = (SweepSync(sweep.disk, store) for _ in range(2))
+    store.run_ids = itertools.chain([ids[0], "trial", ids[1]], store.run_ids)
+    create_run = store.create_run
+
+    def after_the_other_host(*args, **more):
+        monkeypatch.setattr(store, "create_run", create_run)
+        assert there.round() is True
+        return create_run(*args, **more)
+
+    monkeypatch.setattr(store, "create_run", after_the_other_host)
+    assert here.round() is True
+    there.round()  # meets the loss of its parent
+    assert there.round() is here.round() is True
+
+    assert store.run_id(store.parent()) == "a"
+    assert store._runs["b"].deleted
+    assert parents_of_trials(store) == {"a"}
+    assert store.parent().status == "FINISHED"
+    assert_holds(store.trial(spec.trial_id), sweep, disk, spec)
+
+
+def test_a_parent_left_by_a_kill_is_taken_up_or_deleted(sweep, disk, store):
+    interrupted_and_resumed(sweep, disk)
+    tags = {KIND: "sweep", FOLDER_ID: sync_state.folder_id(sweep.disk)}
+    store.experiment("demo", artifacts=None, tags={})
+    for at_s in (2, 1):
+        store.create_run("e0", start_s=at_s, name="demo", tags=tags)
+
+    assert SweepSync(sweep.disk, store).round() is True
+
+    assert store.parent().start_s == 1
+    assert [run.deleted for run in store.of_kind("sweep")] == [True, False]
+
+
+def test_a_parent_that_somebody_deleted_is_not_made_again_and_goes_on_when_restored(
+    sweep, disk, store
+):
+    spec = disk.make_spec()
+    sweep.submit([spec])
+    SweepSync(sweep.disk, store).round()
+    parent = store.parent()
+    store.delete(parent)
+    sweep.finish(sweep.start(spec), step=1)
+
+    assert SweepSync(sweep.disk, store).round() is True
+    assert store.trial(spec.trial_id).status == "FINISHED"
+    parent.deleted = False
+    assert SweepSync(sweep.disk, store).round() is True
+
+    assert store.parent() is parent
+    assert parent.status == "FINISHED"
 
 
 def test_a_controller_of_other_trials_does_not_make_these_run(sweep, disk, store):
@@ -231,7 +356,7 @@ def test_a_controller_of_other_trials_does_not_make_these_run(sweep, disk, store
 
     assert store.trial(specs[0].trial_id).status == "KILLED"
     assert store.trial(specs[1].trial_id).status == "SCHEDULED"
-    assert [store.submission(number).status for number in (1, 2)] == ["KILLED", "RUNNING"]
+    assert store.parent().status == "RUNNING"
 
 
 def test_trials_that_started_come_first_and_few_of_those_that_wait(sweep, disk, store, monkeypatch):
@@ -245,7 +370,7 @@ def test_trials_that_started_come_first_and_few_of_those_that_wait(sweep, disk, 
 
     names = [run.tags["memscale.trial_id"] for run in store.of_kind("trial")]
     assert names == [spec.trial_id for spec in (specs[8], *specs[:3])]
-    assert {p.value for p in store.submission(1).points if p.key == "trials/total"} == {9}
+    assert {p.value for p in store.parent().points if p.key == "trials/total"} == {9}
 
     sweep.finish(attempt, step=1)
     sweep.start(specs[0])  # its run was there; another one of those that wait takes its place
@@ -268,7 +393,7 @@ def test_trials_cancelled_before_they_started_need_no_runs(sweep, disk, store, m
     assert sender.round() is True
 
     assert [run.status for run in store.of_kind("trial")] == ["KILLED"] * 2
-    assert store.submission(1).status == "KILLED"
+    assert store.parent().status == "KILLED"
     assert store.calls - calls < 10
     assert sync_state.points_waiting(sweep.disk, store.uri) == 0
 
@@ -364,7 +489,7 @@ def test_cancelling_the_parent_cancels_the_sweep(sweep, disk, store):
     sweep.submit([disk.make_spec()])
     sender = SweepSync(sweep.disk, store)
     sender.round()
-    store.submission(1).tags[CANCEL] = "1"
+    store.parent().tags[CANCEL] = "1"
 
     assert sender.take_cancel_requests() == ["demo"]
 
@@ -386,7 +511,7 @@ def test_a_cancel_tag_that_says_no_cancels_nothing(sweep, disk, store, word):
 
 @pytest.fixture
 def ended(sweep, disk, store):
-    """A tracked submission under a live controller, with trials in all states."""
+    """A tracked sweep under a live controller, with trials in all states."""
     specs = [disk.make_spec(seed) for seed in range(5)]
     sweep.submit(specs)
     sweep.control()
@@ -427,14 +552,14 @@ def test_retrying_a_trial_on_the_page(sweep, store, ended, which):
 
 
 def test_retrying_the_parent_retries_what_failed_or_was_cancelled(sweep, store, ended):
-    store.submission(1).tags[RETRY] = "1"
+    store.parent().tags[RETRY] = "1"
 
     SweepSync(sweep.disk, store).take_retry_requests()
 
     assert states(ended) == ["waiting", "waiting", "done", "running", "waiting"]
     assert [trial.retry_requested() for trial in ended] == [True, True, False, False, False]
-    said = "2 trials back in the queue (not the others: 1 done, 1 running, 1 waiting)"
-    assert told(store.submission(1)) == said
+    said = "2 trials back in the queue (not the others: 1 running, 1 waiting, 1 done)"
+    assert told(store.parent()) == said
 
 
 @pytest.mark.parametrize(("which", "how"), [(2, "done"), (3, "running"), (4, "waiting")])
@@ -451,11 +576,11 @@ def test_other_trials_ignore_it_and_the_tag_says_why(sweep, store, ended, which,
 
 @pytest.mark.parametrize("word", ["false", "No", "0"])
 def test_a_retry_tag_that_says_no_retries_nothing(sweep, store, ended, word):
-    store.submission(1).tags[RETRY] = word
+    store.parent().tags[RETRY] = word
 
     SweepSync(sweep.disk, store).take_retry_requests()
 
-    assert told(store.submission(1)) == "nothing to retry: the tag says no"
+    assert told(store.parent()) == "nothing to retry: the tag says no"
     assert not any((trial.path / "retry.json").exists() for trial in ended)
 
 
@@ -517,7 +642,7 @@ def test_a_trial_of_a_cancelled_sweep_is_retried_with_all_of_it(sweep, store, en
     said = "nothing to retry: 1 cancelled with the whole sweep: ask for all of it"
     assert told(store.trial(ended[4].trial_id)) == said
 
-    store.submission(1).tags[RETRY] = "yes"
+    store.parent().tags[RETRY] = "yes"
     sender.take_retry_requests()
 
     assert [trial.retry_requested() for trial in ended] == [True, True, False, False, True]
@@ -530,7 +655,7 @@ def test_a_trial_of_a_cancelled_sweep_is_retried_with_all_of_it(sweep, store, en
 def test_wherever_it_is_killed_a_retry_is_neither_lost_nor_taken_twice(
     sweep, disk, store, ended, after_effect, call, attempted
 ):
-    store.submission(1).tags[RETRY] = "yes"
+    store.parent().tags[RETRY] = "yes"
     sender = SweepSync(sweep.disk, store)
     counts = {"tagged": 1, "set_tags": 2, "delete_tag": 3}
     sender._look_up()
@@ -546,7 +671,7 @@ def test_wherever_it_is_killed_a_retry_is_neither_lost_nor_taken_twice(
 
     SweepSync(sweep.disk, store).take_retry_requests()
 
-    assert RETRY not in store.submission(1).tags
+    assert RETRY not in store.parent().tags
     assert ended[0].retry_request()["after"] == 1
     assert ended[0].retry_requested() == (not (attempted and written))
     assert ended[1].retry_requested()

@@ -7,7 +7,7 @@ import pytest
 from orchestrator.records.errors import StoreError
 from orchestrator.tracking import tracked_sweeps
 from orchestrator.tracking.mlflow_client import TrackingClient
-from orchestrator.tracking.run_schema import FOLDER_ID
+from orchestrator.tracking.run_schema import FOLDER_ID, SUBMITTED_AT
 
 
 class Page(list):
@@ -16,18 +16,31 @@ class Page(list):
     token = None
 
 
-def parent(experiment, *, at, folder, status, **metrics):
+def parent(experiment, *, at, folder, status, submitted_at=None, **metrics):
     info = SimpleNamespace(experiment_id=experiment, status=status, start_time=at * 1000)
     points = {f"trials/{name}": float(n) for name, n in metrics.items()}
-    return SimpleNamespace(
-        info=info, data=SimpleNamespace(tags={FOLDER_ID: folder}, metrics=points)
-    )
+    tags = {FOLDER_ID: folder}
+    if submitted_at is not None:
+        tags[SUBMITTED_AT] = submitted_at
+    return SimpleNamespace(info=info, data=SimpleNamespace(tags=tags, metrics=points))
 
 
 class Store:
     """Parent runs, oldest first, in pages of one."""
 
     runs = (
+        # Of an earlier version; this one goes on with the first of the two.
+        parent(
+            "2",
+            at=1,
+            folder="d",
+            submitted_at="1970-01-01T00:00:05+00:00",
+            status="FINISHED",
+            total=3,
+            done=3,
+            failed=0,
+        ),
+        parent("2", at=5, folder="d", status="KILLED", total=3, done=1, failed=0),
         parent("1", at=10, folder="a", status="KILLED", total=9, done=1, failed=0),
         parent("2", at=20, folder="b", status="RUNNING", total=4, done=1, failed=1),
         parent("1", at=30, folder="a", status="FINISHED", total=9, done=9, failed=0),
@@ -53,6 +66,7 @@ def test_each_folder_of_a_sweep_shows_its_last_submission(monkeypatch):
         ("sweep_1", "failed", 9, {"done": 2, "failed": 7}, 40.0),
         ("sweep_1", "done", 9, {"done": 9, "failed": 0}, 30.0),
         ("sweep_2", "running", 4, {"done": 1, "failed": 1}, 20.0),
+        ("sweep_2", "done", 3, {"done": 3, "failed": 0}, 5.0),
     ]
 
 
