@@ -32,8 +32,6 @@ RETRY = "memscale.retry"
 """Tag that somebody sets on the page to retry a trial, or on the parent run to retry all that
 failed or were cancelled."""
 RETRY_TAKEN = "memscale.retry_taken"
-MOST_TEXT = 4900
-"""Characters of a tag; MLflow takes 5,000."""
 
 
 def trial_name(spec: TrialSpec, varied: str = "") -> str:
@@ -145,11 +143,9 @@ def sweep_tags(name: str, submissions: Sequence[Mapping[str, Any]]) -> dict[str,
         submissions: Its submissions, oldest first; at least one.
     """
     last = submissions[-1]
-    lines = [_submission_line(submission) for submission in reversed(submissions)]
     return {
         "memscale.sweep": name,
         "memscale.trials": str(len(first_asked(submissions))),
-        "memscale.submissions": "\n".join(lines)[:MOST_TEXT],
         SUBMITTED_AT: _iso(last["submitted_at"]),
         "mlflow.runName": name,
         **({"mlflow.user": str(last["user"])} if last.get("user") else {}),
@@ -157,10 +153,14 @@ def sweep_tags(name: str, submissions: Sequence[Mapping[str, Any]]) -> dict[str,
     }
 
 
-def _submission_line(submission: Mapping[str, Any]) -> str:
-    n_trials = plural(len(submission["trial_ids"]), "trial")
-    what = (_iso(submission["submitted_at"]), submission.get("user"), n_trials)
-    return f"{submission['number']}: {', '.join(filter(None, what))}"
+def submission_params(submissions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the params of the parent run: when each submission was, whose and of what."""
+    params = {}
+    for one in submissions:
+        n_trials = plural(len(one["trial_ids"]), "trial")
+        parts = (_iso(one["submitted_at"]), one.get("user"), n_trials)
+        params[f"submission.{one['number']}"] = ", ".join(filter(None, parts))
+    return params
 
 
 def _iso(at_s: float) -> str:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.tracking.journal_reader import Point, metric_name
-from orchestrator.tracking.run_schema import MOST_TEXT
 
 FOLDER = "report"
 """Of the sweep's folder, and among the run's artifacts."""
 
 NUMBERS = "report.json"
+
+MOST_TEXT = 4900
+"""Characters of a tag; MLflow takes 5,000."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 from orchestrator.tracking import run_schema, sweep_report, sync_state
 from orchestrator.tracking.corpus_dataset import trial_datasets
-from orchestrator.tracking.journal_reader import MAX_POINTS, batches, final_points
+from orchestrator.tracking.journal_reader import MAX_POINTS, Point, batches, final_points
 from orchestrator.tracking.mlflow_client import (
     RefusedError,
     RunGoneError,
@@ -52,6 +52,21 @@ class _RunSync(Generic[ProgressT]):
             self.kept = changed
             self._save(changed)
 
+    def send_points(self, points: Sequence[Point]) -> None:
+        """Send any number of points."""
+        for first in range(0, len(points), MAX_POINTS):
+            self._client.log_points(self._run_id, points[first : first + MAX_POINTS])
+
+    def send_params(self, params: Mapping[str, str], *, of: str) -> None:
+        """Send params; `of` names the run in the log."""
+        try:
+            self._client.log_params(self._run_id, params)
+        except RunGoneError:
+            raise
+        except RefusedError as error:
+            # A preset renamed, a default added: the first params stay, MLflow allows no change.
+            LOG.warning("%s: its params stay as they were: %s", of, error)
+
     def sync_tags(self, tags: Mapping[str, str]) -> None:
         """Send the tags if any changed."""
         digest = sync_state.digest(tags)
@@ -76,7 +91,7 @@ def sync_parent(
     snapshots: Mapping[str, TrialSnapshot],
     controlled: frozenset[str],
 ) -> None:
-    """Send what is missing of a sweep's counts, tags, status, sweep file and report.
+    """Send what is missing of a sweep's counts, tags, params, report, status and sweep file.
 
     Args:
         client: Of the tracker.
@@ -101,15 +116,16 @@ def sync_parent(
         for i, one in snapshots.items()
     }
     points = run_schema.sweep_points(submissions, ends)
-    for first in range(run.kept.points, len(points), MAX_POINTS):
-        client.log_points(run_id, points[first : first + MAX_POINTS])
+    run.send_points(points[run.kept.points :])
     run.keep(points=max(run.kept.points, len(points)))
     report = sweep_report.read_report(sweep.path)
     tags = run_schema.sweep_tags(sweep.name, submissions)
     run.sync_tags({**tags, **(report.tags if report is not None else {})})
+    if params := run_schema.submission_params(submissions[run.kept.submissions :]):
+        run.send_params(params, of=f"sweep {sweep.name}")
+        run.keep(submissions=len(submissions))
     if report is not None and report.digest != run.kept.report:
-        for first in range(0, len(report.points), MAX_POINTS):
-            client.log_points(run_id, report.points[first : first + MAX_POINTS])
+        run.send_points(report.points)
         client.log_folder(run_id, report.folder, sweep_report.FOLDER)
         run.keep(report=report.digest)
     waiting = {i for i, one in snapshots.items() if one.view.state is TrialState.WAITING}
@@ -154,13 +170,7 @@ class TrialSync(_RunSync[TrialProgress]):
             return
         if spec.accounting:
             self._client.log_points(self._run_id, run_schema.trial_accounting(spec, t=t))
-        try:
-            self._client.log_params(self._run_id, params)
-        except RunGoneError:
-            raise
-        except RefusedError as error:
-            # A preset renamed, a default added: the first params stay, MLflow allows no change.
-            LOG.warning("trial %s: its params stay as they were: %s", spec.trial_id, error)
+        self.send_params(params, of=f"trial {spec.trial_id}")
         self.keep(described=digest)
 
     def sync_datasets(self, spec: TrialSpec) -> None:
@@ -207,8 +217,7 @@ class TrialSync(_RunSync[TrialProgress]):
             t=round(float(result["finished_at"]) * 1000),
             marks=self.kept.marks,
         )
-        if points:
-            self._client.log_points(self._run_id, points)
+        self.send_points(points)
         self.keep(finals=True)
 
     def sync_evaluation(self) -> None:
@@ -224,8 +233,7 @@ class TrialSync(_RunSync[TrialProgress]):
         times = [float(one["finished_at"]) for one in self._trial.evaluations().values()]
         step = int(result["steps"])
         points = final_points(metrics, step=step, t=round(max(times) * 1000), marks={})
-        for first in range(0, len(points), MAX_POINTS):
-            self._client.log_points(self._run_id, points[first : first + MAX_POINTS])
+        self.send_points(points)
         self.keep(evaluation=digest)
 
     def sync_artifacts(self, attempts: Sequence[AttemptDir]) -> None:

@@ -63,6 +63,8 @@ class ParentProgress:
     """How many of its points were sent."""
     tags: str = ""
     status: str = ""
+    submissions: int = 0
+    """How many submissions stand among its params."""
     sweep_file: str = ""
     """Digest of the sweep file that was sent."""
     report: str = ""

@@ -258,10 +258,10 @@ def test_a_sweep_that_was_stopped_and_resumed_has_one_parent_run(sweep, disk, st
     assert parents_of_trials(store) == {store.run_id(parent)}
     assert (parent.status, parent.ended_at_s) == ("FINISHED", disk.T0 / 1000 + 301.5)
     assert parent.artifacts["config/sweep.yaml"] == "seeds: [0, 1]"
-    assert parent.tags["memscale.submissions"].splitlines() == [
-        "2: 2023-11-14T22:16:40+00:00, ada, 2 trials",
-        "1: 2023-11-14T22:13:10+00:00, ada, 1 trial",
-    ]
+    assert parent.params == {
+        "submission.1": "2023-11-14T22:13:10+00:00, ada, 1 trial",
+        "submission.2": "2023-11-14T22:16:40+00:00, ada, 2 trials",
+    }
     assert {p.value for p in parent.points if p.key == "trials/total"} == {1, 2}
 
 
