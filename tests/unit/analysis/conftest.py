@@ -186,7 +186,7 @@ def write_tracker(uri: str, trials, *, artifacts: Path, states=None):
                 spec.sweep, artifact_location=str(artifacts / spec.sweep)
             )
             parent = client.create_run(experiments[spec.sweep])
-            client.set_tag(parent.info.run_id, "memscale.kind", "submission")
+            client.set_tag(parent.info.run_id, "memscale.kind", "sweep")
         run_id = client.create_run(experiments[spec.sweep]).info.run_id
         state = states[number] if states and number < len(states) else "done"
         tags = {
