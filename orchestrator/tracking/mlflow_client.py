@@ -62,6 +62,8 @@ class TrackedRun:
     run_id: str
     deleted: bool
     tags: Mapping[str, str]
+    status: str = "RUNNING"
+    """MLflow's word; that of a new run by default."""
 
     @property
     def kind(self) -> str | None:
@@ -190,6 +192,7 @@ class TrackingClient:
                 run_id=run.info.run_id,
                 deleted=run.info.lifecycle_stage != "active",
                 tags=dict(run.data.tags),
+                status=run.info.status,
             )
 
     @opens_tracker

@@ -194,8 +194,12 @@ class SweepSync:
             parent = _parent_of(runs)
             assert parent is not None
         for run in runs:
-            if run.kind == run_schema.SWEEP_KIND and not run.deleted and run is not parent:
+            if run.kind == run_schema.TRIAL_KIND or run.deleted or run is parent:
+                continue
+            if run.kind == run_schema.SWEEP_KIND:
                 self._client.delete_run(run.run_id)
+            elif run.status == "RUNNING":  # of an earlier version, and nobody goes on with it
+                self._client.set_status(run.run_id, "KILLED", ended_at_s=None)
         trials: dict[str, TrackedRun] = {}
         for run in runs:
             if run.kind == run_schema.TRIAL_KIND:

@@ -63,7 +63,9 @@ class FakeStore:
         return self._call("experiment", effect)
 
     def _tracked(self, run_id, run):
-        return TrackedRun(run_id=run_id, deleted=run.deleted, tags=dict(run.tags))
+        return TrackedRun(
+            run_id=run_id, deleted=run.deleted, tags=dict(run.tags), status=run.status
+        )
 
     def runs(self, experiment_id, folder_id):
         def effect():

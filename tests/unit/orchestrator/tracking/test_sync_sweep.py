@@ -287,6 +287,7 @@ def test_of_the_parents_of_an_old_tracker_the_one_with_most_trials_goes_on(sweep
     assert store._runs[old["3"]].tags["mlflow.runName"] == "demo"
     assert {run.tags[KEY] for run in store.of_kind("submission") if not run.deleted} == set("134")
     assert store.of_kind("sweep") == []
+    assert [store._runs[old[key]].status for key in "14"] == ["KILLED", "KILLED"]
 
 
 @pytest.mark.parametrize("ids", [("a", "b"), ("b", "a")], ids=["loses", "wins"])
