@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -216,7 +215,7 @@ class TrackingClient:
                 sweep=names[run.info.experiment_id],
                 folder_id=run.data.tags.get(FOLDER_ID, ""),
                 status=run.info.status,
-                submitted_at_s=_submitted_at_s(run),
+                submitted_at_s=float(run.data.tags.get(SUBMITTED_AT, run.info.start_time / 1000)),
                 metrics=run.data.metrics,
             )
             for run in sorted(runs, key=lambda run: SUBMITTED_AT in run.data.tags)
@@ -318,13 +317,6 @@ class TrackingClient:
     def log_folder(self, run_id: str, folder: Path, name: str) -> None:
         """Store all files of a folder among a run's artifacts, under a name."""
         self._client.log_artifacts(run_id, str(folder), name)
-
-
-def _submitted_at_s(parent: Any) -> float:
-    at: str | None = parent.data.tags.get(SUBMITTED_AT)
-    return float(
-        parent.info.start_time / 1000 if at is None else datetime.fromisoformat(at).timestamp()
-    )
 
 
 def _pages(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:

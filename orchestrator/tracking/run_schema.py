@@ -24,7 +24,7 @@ KEY = "memscale.key"
 """Tag: the trial's id; with FOLDER_ID it identifies a trial's run."""
 PARENT = "mlflow.parentRunId"
 SUBMITTED_AT = "memscale.submitted_at"
-"""Tag of the parent run: when the sweep was last submitted, in ISO 8601."""
+"""Tag of the parent run: when the sweep was last submitted, seconds since 1970."""
 CANCEL = "memscale.cancel"
 """Tag that somebody sets on the page to stop a trial, or on the parent run to stop the sweep."""
 CANCEL_TAKEN = "memscale.cancel_taken"
@@ -146,7 +146,7 @@ def sweep_tags(name: str, submissions: Sequence[Mapping[str, Any]]) -> dict[str,
     return {
         "memscale.sweep": name,
         "memscale.trials": str(len(first_asked(submissions))),
-        SUBMITTED_AT: _iso(last["submitted_at"]),
+        SUBMITTED_AT: str(last["submitted_at"]),
         "mlflow.runName": name,
         **({"mlflow.user": str(last["user"])} if last.get("user") else {}),
         **SOURCE,
@@ -158,13 +158,10 @@ def submission_params(submissions: Sequence[Mapping[str, Any]]) -> dict[str, str
     params = {}
     for one in submissions:
         n_trials = plural(len(one["trial_ids"]), "trial")
-        parts = (_iso(one["submitted_at"]), one.get("user"), n_trials)
+        at = datetime.fromtimestamp(one["submitted_at"], UTC).isoformat(timespec="seconds")
+        parts = (at, one.get("user"), n_trials)
         params[f"submission.{one['number']}"] = ", ".join(filter(None, parts))
     return params
-
-
-def _iso(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="seconds")
 
 
 def sweep_status(states: Sequence[TrialState], *, controlled: bool) -> str:
@@ -221,12 +218,12 @@ def sweep_points(
     return points
 
 
-def first_asked(submissions: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return which submission first asked for each trial: trial id to number."""
-    first: dict[str, int] = {}
+def first_asked(submissions: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return by trial id which submission first asked for it."""
+    first: dict[str, Mapping[str, Any]] = {}
     for submission in submissions:
         for trial_id in submission.get("trial_ids", ()):
-            first.setdefault(str(trial_id), int(submission["number"]))
+            first.setdefault(str(trial_id), submission)
     return first
 
 

@@ -81,20 +81,19 @@ class SweepSync:
             StoreError: If the sweep's own files cannot be read.
         """
         tracked = self._look_up()
-        submissions = {int(s["number"]): s for s in self._sweep.submissions()}
-        first = run_schema.first_asked(list(submissions.values()))
-        controlled = retry_requests.controlled_trial_ids(self._sweep, submissions.values())
+        submissions = self._sweep.submissions()
+        first = run_schema.first_asked(submissions)
+        controlled = retry_requests.controlled_trial_ids(self._sweep, submissions)
         snapshots: dict[str, TrialSnapshot] = {}
         taken = True
-        self._registered = run_schema.registers_models(list(submissions.values()))
+        self._registered = run_schema.registers_models(submissions)
         specs = self._readable_specs(first)
         self._colours = mlflow_page.colours(spec.architecture for spec in specs)
         self._name_trials(specs)
         for trial in self._sweep.trials():
             trial_id = trial.trial_id
             with self._one_run(f"trial {trial_id}") as result:
-                submission = submissions.get(first.get(trial_id, 0))
-                why_new = str(((submission or {}).get("new") or {}).get(trial_id, ""))
+                why_new = str((first.get(trial_id, {}).get("new") or {}).get(trial_id, ""))
                 snapshots[trial_id] = self._snapshot(
                     trial, controlled=trial_id in controlled, why_new=why_new
                 )
@@ -104,8 +103,7 @@ class SweepSync:
             if self._settled.get(trial_id) == now:
                 continue
             with self._one_run(f"trial {trial_id}") as result:
-                submission = submissions.get(first.get(trial_id, 0))
-                self._sync_trial(tracked, self._sweep.trial(trial_id), now, submission)
+                self._sync_trial(tracked, self._sweep.trial(trial_id), now, first.get(trial_id))
                 if now.over:
                     self._settled[trial_id] = now
             taken &= result.taken
@@ -114,7 +112,7 @@ class SweepSync:
                 sync_parent(
                     self._client,
                     self._sweep,
-                    list(submissions.values()),
+                    submissions,
                     run_id=tracked.parent.run_id,
                     snapshots=snapshots,
                     controlled=controlled,

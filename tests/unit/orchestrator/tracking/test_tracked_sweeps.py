@@ -34,7 +34,7 @@ class Store:
             "2",
             at=1,
             folder="d",
-            submitted_at="1970-01-01T00:00:05+00:00",
+            submitted_at="5.0",
             status="FINISHED",
             total=3,
             done=3,
