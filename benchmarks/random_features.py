@@ -129,11 +129,17 @@ def _each_kernel(
     _, weights, of_query, of_key, *levels = kernels.forward(query, key, value, vectors, EPS)
     query_side, key_side = (query, levels[0]), (key, levels[1])
     rest = vectors, torch.randn_like(weights), EPS
+    n_chunks = query.shape[2] // kernels.TOKENS
+    totals = torch.empty(*query.shape[:2], n_chunks, FEATURES, device="cuda")
     passes: dict[str, Callable[[], object]] = {
-        "features of queries": partial(kernels.features, query, vectors, EPS, are_keys=False),
-        "features of keys": partial(kernels.features, key, vectors, EPS, are_keys=True),
-        "sums": partial(linear_attention.forward, of_query, of_key, value, weigh=True),
-        "gradient of values": partial(
+        "features of keys": partial(kernels.features, key, vectors, EPS, totals, None),
+        "features of queries": partial(kernels.features, query, vectors, EPS, totals, weights),
+        "sums": partial(kernels.sum_up, of_query, of_key, value, weights),
+        "gradient of values": partial(kernels.sum_up, of_key, of_query, grad, None),
+        "sums by linear_attention": partial(
+            linear_attention.forward, of_query, of_key, value, weigh=True
+        ),
+        "gradient of values by linear_attention": partial(
             linear_attention.mix, of_key, of_query, grad, query.shape[:-1], later=True
         ),
     }

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from workloads.accounting.counts import Components, ParamCount, Precision
+from workloads.kernels.table_update.op import keeps_sums
 from workloads.kernels.table_update.update_rules import new_state
 from workloads.layers.memory.lookup_grad import sums_bytes
 from workloads.layers.memory.sparse_gradient import REDUCED_FROM
@@ -262,6 +263,7 @@ def _deferred_gradients(
             replace(table, width=width),
             rows=rows,
             element_bytes=READ_AS[train.table_precision].itemsize,
+            norm_first=train.table_clip == "exact" or train.table_optimizer == "rowwise",
             batch_tokens=train.batch_tokens,
             micro_batch_tokens=micro_batch_tokens,
             ranks=ranks,
@@ -278,12 +280,18 @@ def _deferred(
     *,
     rows: int,
     element_bytes: int,
+    norm_first: bool,
     batch_tokens: int,
     micro_batch_tokens: int,
     ranks: int,
     memory_ranks: int,
 ) -> _Deferred:
     """Return what one table's gradient takes, kept as its lookups until they exceed their sums."""
+
+    def sorting(n_reads: int, element_bytes: int) -> int:
+        kept = norm_first and keeps_sums(n_reads, rows, element_bytes=element_bytes)
+        return SORTED_READ_BYTES * n_reads + (4 * rows * table.width if kept else 0)
+
     # A shard has the reads of all ranks that hold the table together. By rows this is a bound: all
     # of them could read from this rank.
     per_token = table.sparse_gradient_bytes_per_token(element_bytes=element_bytes) * memory_ranks
@@ -295,7 +303,7 @@ def _deferred(
         return _Deferred(
             own=share * per_token,
             all=batch_tokens * per_token // memory_ranks,
-            sorting=SORTED_READ_BYTES * table.reads * batch_tokens,
+            sorting=sorting(table.reads * batch_tokens, element_bytes),
         )
     holders = ranks // memory_ranks
     return _Deferred(
@@ -304,7 +312,7 @@ def _deferred(
         + SORTED_READ_BYTES * table.bag_size * pass_tokens * memory_ranks
         + (REDUCED_FROM + 3) * sums,
         all=sums * holders,
-        sorting=SORTED_READ_BYTES * rows * holders,
+        sorting=sorting(rows * holders, 4),
     )
 
 

@@ -35,6 +35,11 @@ def is_fused(
     )
 
 
+def padded_features(n_features: int) -> int:
+    """Return the columns that features have in memory: a power of 2, as tiles have."""
+    return max(128, 1 << (n_features - 1).bit_length())
+
+
 def random_feature_sums(
     query: Float[Tensor, "batch heads seq d_head"],
     key: Float[Tensor, "batch heads seq d_head"],
@@ -73,7 +78,8 @@ def _fake(
 ) -> tuple[Tensor, ...]:
     leading = query.shape[:-1]
     weights, *levels = (query.new_empty(leading, dtype=torch.float32) for _ in range(3))
-    features = (query.new_empty(*leading, len(vectors)) for _ in range(2))
+    columns = padded_features(len(vectors))
+    features = (query.new_empty(*leading, columns) for _ in range(2))
     return query.new_empty(query.shape), weights, *features, *levels
 
 

@@ -1,19 +1,22 @@
 """Performer's sums in Triton: features in one pass, and gradients that never leave a program.
 
-The features `f(x) = exp(w . y - largest) + eps` of y = x / d_head^(1/4) are written once and summed
-by the kernel of `linear_attention`, as is the gradient of values. The gradient of the features,
-of which there are several times as many numbers as of queries and keys, is not written: with g the
-gradient of the sums and e that of the sums of weights, the slopes
+The features `f(x) = exp(w . y - largest) + eps` of y = x / d_head^(1/4) are written once. Their
+sums, and likewise the gradient of values, are
+
+    o_t = sum over j <= t of (f(q_t) . f(k_j)) v_j
+
+The gradient of the features, of which there are several times as many numbers as of queries and
+keys, is not written: with g the gradient of the sums and e that of the sums of weights, the slopes
 
     of queries: s_t = sum over j <= t of (g_t . v_j + e_t) f(k_j)
     of keys:    s_j = sum over t >= j of (v_j . g_t + e_t) f(q_t)
 
 become gradients within the program that sums them, by `s * (f(x) - eps)` and a product with w.
 
-A program takes one head of a sequence, chunk after chunk. It makes the features of a chunk again,
-which costs less than to read them. What the chunks before added up, a matrix of features x d_head,
-stays in its registers in fp32. Features are the rows of all products: so two groups of warps have
-half of them each, where with 64 rows each group would do all the work.
+A program takes one head of a sequence, chunk after chunk. What the chunks before added up, a matrix
+of features x d_head, stays in its registers in fp32. For the gradients it makes the features of a
+chunk again, which costs less than to read them, as the rows of all products: so two groups of warps
+have half of them each, where with few rows each group would do all the work.
 """
 
 import math
@@ -26,12 +29,12 @@ from torch import Tensor
 from triton import language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from workloads.kernels.linear_attention import triton as linear_attention
+from workloads.kernels.random_feature_attention.op import padded_features
 
 CHUNK = 32
 """Tokens of a chunk of the gradients: beside a state, slopes of 64 tokens spill."""
 TOKENS = 64
-"""Whose features a program makes."""
+"""Whose features a program makes, and a chunk of the sums."""
 
 
 def forward(
@@ -45,9 +48,13 @@ def forward(
 
     Features of queries and of keys, and what was subtracted from the exponents of both.
     """
-    of_query, query_level = features(query, vectors, eps, are_keys=False)
-    of_key, key_level = features(key, vectors, eps, are_keys=True)
-    sums, weights = linear_attention.forward(of_query, of_key, value, weigh=True)
+    batch, heads, seq, _ = query.shape
+    n_chunks, columns = triton.cdiv(seq, TOKENS), padded_features(len(vectors))
+    totals = query.new_empty(batch, heads, n_chunks, columns, dtype=torch.float32)
+    weights = query.new_empty(batch, heads, seq, dtype=torch.float32)
+    of_key, key_level = features(key, vectors, eps, totals, None)
+    of_query, query_level = features(query, vectors, eps, totals, weights)
+    sums = sum_up(of_query, of_key, value, weights)
     return sums, weights, of_query, of_key, query_level, key_level
 
 
@@ -71,7 +78,7 @@ def backward(
     return (
         _gradient(queries, keys, grad, value, vectors, extra, eps, are_keys=False),
         _gradient(keys, queries, value, grad, vectors, extra, eps, are_keys=True),
-        linear_attention.mix(of_key, of_query, grad, query.shape[:-1], later=True),
+        sum_up(of_key, of_query, grad, None),
     )
 
 
@@ -79,23 +86,54 @@ def features(
     x: Float[Tensor, "batch heads seq d_head"],
     vectors: Float[Tensor, "features d_head"],
     eps: float,
-    *,
-    are_keys: bool,
-) -> tuple[Float[Tensor, "batch heads seq features"], Float[Tensor, "batch heads seq"]]:
-    """Return the features of queries or keys in their type, and what was subtracted, in fp32.
+    totals: Float[Tensor, "batch heads chunks columns"],
+    weights: Float[Tensor, "batch heads seq"] | None,
+) -> tuple[Float[Tensor, "batch heads seq columns"], Float[Tensor, "batch heads seq"]]:
+    """Return features, with columns of zeros, and what was subtracted, in fp32.
 
-    It is an exponent of 2.
+    The latter is an exponent of 2.
+
+    Args:
+        x: Keys, or, with `weights`, queries.
+        vectors: The random vectors.
+        eps: Added to each feature.
+        totals: The sums of each chunk's features of keys: written with keys, read with queries.
+        weights: Where the products of queries with the totals of all earlier chunks go.
     """
     (batch, heads, seq, width), n_features = x.shape, len(vectors)
-    out = x.new_empty(batch, heads, seq, n_features)
+    out = x.new_empty(batch, heads, seq, totals.shape[-1])
     level = x.new_empty(batch, heads, seq, dtype=torch.float32)
     if out.numel():
         constants = padded(width, n_features)
         _features[(batch * heads, triton.cdiv(seq, TOKENS))](
-            _tiles(_aligned(x), TOKENS), _whole(vectors, constants), out, level, heads, seq, eps,
-            ARE_KEYS=are_keys, N_FEATURES=n_features, TOKENS=TOKENS, **constants, num_warps=4,
+            _tiles(_aligned(x), TOKENS), _whole(vectors, constants), out, level, totals,
+            level if weights is None else weights, heads, seq, eps,
+            ARE_KEYS=weights is None, N_FEATURES=n_features, TOKENS=TOKENS, **constants,
+            num_warps=4,
         )  # fmt: skip
     return out, level
+
+
+def sum_up(
+    a: Float[Tensor, "batch heads seq columns"],
+    b: Float[Tensor, "batch heads seq columns"],
+    c: Float[Tensor, "batch heads seq d_head"],
+    weights: Float[Tensor, "batch heads seq"] | None,
+) -> Float[Tensor, "batch heads seq d_head"]:
+    """Return `sum of (a_t . b_j) c_j` over j <= t; without `weights` over j >= t.
+
+    To `weights` are added those of a chunk itself.
+    """
+    batch, heads, seq, width = c.shape
+    out = c.new_empty(c.shape)
+    if out.numel():
+        _sums[(batch * heads,)](
+            *(_tiles(x, TOKENS) for x in (a, b, _aligned(c), out)),
+            out if weights is None else weights, heads, seq,
+            LATER=weights is None, CHUNK=TOKENS, D=padded(width, 1)["D"], M=a.shape[-1],
+            num_warps=8, num_stages=2,
+        )  # fmt: skip
+    return out
 
 
 def _gradient(
@@ -128,7 +166,7 @@ def padded(width: int, n_features: int) -> dict[str, Any]:
     return {
         "SCALE": width**-0.25,
         "D": max(32, triton.next_power_of_2(width)),
-        "M": max(128, triton.next_power_of_2(n_features)),
+        "M": padded_features(n_features),
     }
 
 
@@ -152,32 +190,68 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def _features(
-    x, vectors, out, level, heads, seq, eps,
+    x, vectors, out, level, totals, weights, heads, seq, eps,
     ARE_KEYS: tl.constexpr, N_FEATURES: tl.constexpr, TOKENS: tl.constexpr, SCALE: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Store the features of some tokens of a head, and what was subtracted from the exponents."""
-    pair, first = tl.program_id(0), tl.program_id(1) * TOKENS
+    pair, chunk = tl.program_id(0), tl.program_id(1)
+    first = chunk * TOKENS
     tokens = x.load([pair // heads, pair % heads, first, 0]).reshape(TOKENS, D)
     w = vectors.load([0, 0])
     exponent = tl.dot(tokens, tl.trans(w), input_precision="ieee") * (SCALE * _LOG2_E)
-    col = tl.arange(0, M)[None, :]
+    col = tl.arange(0, M)
+    if N_FEATURES < M:
+        exponent = tl.where((col < N_FEATURES)[None, :], exponent, float("-inf"))
     if ARE_KEYS:
         wide = tokens.to(tl.float32)
         largest = tl.sum(wide * wide, 1) * (SCALE * SCALE / 2 * _LOG2_E)
-    elif N_FEATURES < M:
-        largest = tl.max(tl.where(col < N_FEATURES, exponent, float("-inf")), 1)
     else:
         largest = tl.max(exponent, 1)
-    found = (tl.exp2(exponent - largest[:, None]) + eps).to(out.dtype.element_ty)
+    found = tl.exp2(exponent - largest[:, None]) + tl.where(col < N_FEATURES, eps, 0.0)[None, :]
+    found = found.to(out.dtype.element_ty)
     row = first + tl.arange(0, TOKENS)
     at = pair.to(tl.int64) * seq + row
     tl.store(level + at, largest, mask=row < seq)
-    into = out + at[:, None] * N_FEATURES + col
-    if N_FEATURES < M:
-        tl.store(into, found, mask=(row < seq)[:, None] & (col < N_FEATURES))
+    tl.store(out + at[:, None] * M + col[None, :], found, mask=(row < seq)[:, None])
+    totals += pair.to(tl.int64) * tl.num_programs(1) * M + col
+    if ARE_KEYS:
+        tl.store(totals + chunk * M, tl.sum(found.to(tl.float32), 0))
     else:
-        tl.store(into, found, mask=(row < seq)[:, None])
+        before = tl.zeros([M], tl.float32)
+        for earlier in range(chunk):
+            before += tl.load(totals + earlier * M)
+        read = tl.sum(found.to(tl.float32) * before[None, :], 1)
+        tl.store(weights + at, read, mask=row < seq)
+
+
+@triton.jit
+def _sums(
+    a, b, c, out, weights, heads, seq,
+    LATER: tl.constexpr, CHUNK: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of one head of a sequence."""
+    batch, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    weights += tl.program_id(0).to(tl.int64) * seq
+    place = tl.arange(0, CHUNK)
+    seen = place[:, None] <= place[None, :] if LATER else place[:, None] >= place[None, :]
+    state = tl.zeros([M, D], tl.float32)
+    n_chunks = tl.cdiv(seq, CHUNK)
+    for number in range(n_chunks):
+        first = (n_chunks - 1 - number if LATER else number) * CHUNK
+        of_a = a.load([batch, head, first, 0]).reshape(CHUNK, M)
+        of_b = b.load([batch, head, first, 0]).reshape(CHUNK, M)
+        of_c = c.load([batch, head, first, 0]).reshape(CHUNK, D)
+        kind = of_a.dtype
+        scores = tl.dot(of_a, tl.trans(of_b), input_precision="ieee")
+        scores = tl.where(seen, scores, 0.0).to(kind)
+        if not LATER:
+            read = _numbers(weights, first, seq, CHUNK) + tl.sum(scores.to(tl.float32), 1)
+            tl.store(weights + first + place, read, mask=first + place < seq)
+        mixed = tl.dot(of_a, state.to(kind), input_precision="ieee")
+        mixed = tl.dot(scores, of_c, mixed, input_precision="ieee")
+        out.store([batch, head, first, 0], mixed.to(kind).reshape(1, 1, CHUNK, D))
+        state = tl.dot(tl.trans(of_b), of_c, state, input_precision="ieee")
 
 
 @triton.jit
@@ -214,11 +288,11 @@ def _input_gradient(
         else:
             slope += total[:, None] * column[None, :]
             total += tl.sum(f.to(tl.float32), 1)
-        slope = tl.dot(f, scores, slope, input_precision="ieee").to(kind)
+        slope = tl.dot(f, scores, slope, input_precision="ieee")
         state = tl.dot(f, of_b, state, input_precision="ieee")
         of_x = x.load([batch, head, first, 0]).reshape(CHUNK, D)
         level = _numbers(x_level + numbers, first, seq, CHUNK)
-        growth = slope.to(tl.float32) * _exponentials(of_x, w, level, SCALE, N_FEATURES)
+        growth = slope * _exponentials(of_x, w, level, SCALE, N_FEATURES)
         found = tl.dot(tl.trans(w), growth.to(kind), input_precision="ieee") * SCALE
         found = tl.trans(found)
         if ARE_KEYS:

@@ -2,10 +2,11 @@
 
 The rows' sums as in the backward pass of a bag, and the rule applied where a sum is made.
 
-Table and state are read once and written once; no sum is stored. Two things need all sums before
-the first row may change: an exact norm to clip by, and, where a row is wider than one program
-holds, the row-wise rule's mean over the row. They take a pass of their own over the same sorted
-reads, that keeps one square per row and block of columns.
+Table and state are read once and written once. Two things need all sums before the first row may
+change: an exact norm to clip by, and, where a row is wider than one program holds, the row-wise
+rule's mean over the row. They take a pass of their own over the same sorted reads, that keeps one
+square per row and block of columns. Where rows have many reads it keeps the sums as well, and the
+update reads these.
 """
 
 import torch
@@ -14,7 +15,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton import language as tl
 
-from workloads.kernels.segment_sum.triton import begin_pass, in_order_of_ids, row_sum, sort_reads
+from workloads.kernels.segment_sum.triton import (
+    Pass,
+    begin_pass,
+    in_order_of_ids,
+    row_sum,
+    sort_reads,
+)
+from workloads.kernels.table_update.op import keeps_sums
 from workloads.kernels.table_update.reference import mean_square
 from workloads.kernels.table_update.stochastic_rounding import COLUMN_STRIDE
 from workloads.kernels.table_update.update_rules import Rule
@@ -24,10 +32,12 @@ _WHOLE_ROW_BYTES = 512
 """Rows of `x` up to here are summed by one program, which then knows their mean square: as many as
 one warp holds."""
 _GROUP = 16
+GATHERED, STORED, LOADED = 0, 1, 2
+"""Sums of a pass: made and used, made and kept as well, or those that were kept."""
 
 
 class TritonRowSums:
-    """`reference.RowSums`, summed in fp32, never stored."""
+    """`reference.RowSums`, summed in fp32."""
 
     def __init__(
         self,
@@ -40,6 +50,8 @@ class TritonRowSums:
         self._table, self._x, self._bag_size = table, x.contiguous(), ids.shape[1]
         self._reads = sort_reads(ids, weights, len(table))
         self._squares: Tensor | None = None
+        self._sums: Tensor | None = None
+        self._begun: Pass | None = None
 
     def norm(self) -> Float[Tensor, ""]:
         """Return the norm of all sums, at the price of making them."""
@@ -136,10 +148,15 @@ class TritonRowSums:
 
         Return the squares of the sums, made now if not before, and the products if wanted.
         """
-        todo = begin_pass(
-            self._reads, self._x, self._table, products=products, block_width=block_width
-        )
-        n_rows = self._reads.n_rows
+        todo = self._begin(products=products, block_width=block_width)
+        n_rows, how, sums = self._reads.n_rows, GATHERED, self._sums
+        if sums is not None and not products:
+            how = LOADED
+        elif only_squares and keeps_sums(
+            len(self._reads.rows), n_rows, element_bytes=self._x.element_size()
+        ):
+            sums = self._sums = self._x.new_empty(n_rows, self._x.shape[1], dtype=torch.float32)
+            how = STORED
         squares = self._squares
         if squares is None:
             squares = self._x.new_zeros(todo.n_blocks, n_rows, dtype=torch.float32)
@@ -148,6 +165,7 @@ class TritonRowSums:
         _update_rows[(triton.cdiv(n_rows, _GROUP), todo.n_blocks)](
             *todo.arguments,
             squares=squares,
+            sums=squares if sums is None else sums,
             coefficient=coefficient,
             row_ids=self._reads.starts if row_ids is None else row_ids,
             **_kept(state or {}, self._table),
@@ -157,11 +175,23 @@ class TritonRowSums:
             WHOLE_ROW=block_width is not None,
             SQUARES=self._squares is None,
             COPIES=row_ids is not None,
+            SUMS=how,
             GROUP=_GROUP,
             **todo.tiling,
         )
         found = in_order_of_ids(self._reads, todo.products, self._x.dtype) if products else None
         return squares, found
+
+    def _begin(self, *, products: bool, block_width: int | None) -> Pass:
+        """Return a pass whose splits are summed; that of the squares serves the update too."""
+        if self._begun is not None and not products:
+            return self._begun
+        begun = begin_pass(
+            self._reads, self._x, self._table, products=products, block_width=block_width
+        )
+        if not products and block_width is None:
+            self._begun = begun
+        return begun
 
 
 def _kept(state: dict[str, Tensor], table: Tensor) -> dict[str, Tensor]:
@@ -202,19 +232,21 @@ def _update_rows(
     # `begin_pass`: the sorted reads, the table, and where the products go.
     x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
     n_rows, n_reads, width,
-    # Sums of squares, the clipping coefficient, ids of copied rows, the rule's state (`_kept`).
-    squares, coefficient, row_ids, first, second, low,
+    # Sums of squares, kept sums, the clipping coefficient, ids of copied rows, and the rule's
+    # state (`_kept`).
+    squares, sums, coefficient, row_ids, first, second, low,
     # The rule's numbers (`_numbers`).
     decay, step_size, beta1, rest1, beta2, rest2, correction2, eps,
     table_key, first_key, second_key, origin_row, origin_column,
     # What is compiled in: the rule, and the tiling of `begin_pass`.
     RULE: tl.constexpr, MASTER: tl.constexpr, WHOLE_ROW: tl.constexpr, SQUARES: tl.constexpr,
-    COPIES: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, READS: tl.constexpr,
+    COPIES: tl.constexpr, SUMS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr,
+    READS: tl.constexpr,
     WIDTH: tl.constexpr, PRODUCTS: tl.constexpr, EVEN: tl.constexpr, ASSEMBLY: tl.constexpr,
 ):  # fmt: skip
     """Sum GROUP rows, one after another, and apply RULE to each (equations: `update_rules.Rule`).
 
-    A program has WIDTH columns of its rows. x is (bags, width), table, low and moments (rows,
+    A program has WIDTH columns of its rows. x is (bags, width), table, sums, low and moments (rows,
     width), squares (blocks, rows), the row-wise moment and the ids of COPIES (rows,).
     """
     first_row = tl.program_id(0).to(tl.int64) * GROUP
@@ -237,10 +269,16 @@ def _update_rows(
             if (RULE == "adamw") | (RULE == "lazy_adamw"):
                 m = _load(first + place, inside).to(tl.float32)
                 s = _load(second + place, inside).to(tl.float32)
-            g = row_sum(
-                row, lo, end, cols, inside, w, x, read_bags, read_weights, splits_end, split_sums,
-                products, n_reads, width, CHUNK, READS, WIDTH, PRODUCTS, EVEN, ASSEMBLY,
-            )  # fmt: skip
+            if SUMS == 2:
+                g = _load(sums + place, inside & (end > lo))
+            else:
+                g = row_sum(
+                    row, lo, end, cols, inside, w, x, read_bags, read_weights, splits_end,
+                    split_sums, products, n_reads, width,
+                    CHUNK, READS, WIDTH, PRODUCTS, EVEN, ASSEMBLY,
+                )  # fmt: skip
+            if SUMS == 1:
+                tl.store(sums + place, g, mask=inside, eviction_policy="evict_first")
             if SQUARES:
                 tl.store(squares + tl.program_id(1).to(tl.int64) * n_rows + row, tl.sum(g * g))
             if RULE != "squares":

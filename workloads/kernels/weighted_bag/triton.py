@@ -3,6 +3,7 @@
 Any width, fp32 sums, and a backward pass over the reads sorted by row.
 """
 
+import torch
 import triton
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -73,6 +74,11 @@ def backward(
     return table_grad, None if products is None else products.view(ids.shape)
 
 
+READS_OF_A_ROW = 2
+"""From so many on, products are made by blocks of columns: the cache then holds some rows' next
+reads."""
+
+
 def row_products(
     table: Float[Tensor, "rows width"],
     ids: Int[Tensor, "bags bag_size"],
@@ -80,14 +86,31 @@ def row_products(
 ) -> Float[Tensor, "bags bag_size"]:
     """Return the product of every row that a bag names with the bag's `x`, summed in fp32."""
     n_bags, bag_size = ids.shape
+    width = table.shape[1]
     out = table.new_empty(n_bags, bag_size)
-    if out.numel():
-        block_width = min(
-            512 // table.element_size(), max(16, triton.next_power_of_2(table.shape[1]))
-        )
+    if not out.numel():
+        return out
+    arguments = table.contiguous(), ids.contiguous(), x.contiguous()
+    if ids.numel() < READS_OF_A_ROW * len(table):
+        block_width = min(512 // table.element_size(), max(16, triton.next_power_of_2(width)))
         _row_products[(n_bags,)](
-            table.contiguous(), ids.contiguous(), x.contiguous(), out, bag_size, table.shape[1],
-            ROWS=min(32, triton.next_power_of_2(bag_size)), WIDTH=block_width, num_warps=4,
+            *arguments,
+            out,
+            bag_size,
+            width,
+            ROWS=min(32, triton.next_power_of_2(bag_size)),
+            WIDTH=block_width,
+            num_warps=4,
+        )
+        return out
+    block_width = max(16, min(64, triton.next_power_of_2(width)))
+    block_rows = min(triton.next_power_of_2(bag_size), 8192 // (block_width * table.element_size()))
+    sums = out.new_empty(out.shape, dtype=torch.float32)
+    for left in range(0, width, block_width):
+        _add_products[(n_bags,)](
+            *arguments, sums, out, bag_size, width, left, ROWS=block_rows, WIDTH=block_width,
+            FIRST=left == 0, LAST=left + block_width >= width,
+            EVEN=width % block_width == 0 and bag_size % block_rows == 0, num_warps=1,
         )  # fmt: skip
     return out
 
@@ -141,3 +164,37 @@ def _row_products(table, ids, x, out, bag_size, width, ROWS: tl.constexpr, WIDTH
             ).to(tl.float32)  # [ROWS, WIDTH]
             acc += values * vector[None, :]
         tl.store(out + bag * bag_size + at, tl.sum(acc, axis=1).to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _add_products(
+    table, ids, x, sums, out, bag_size, width, left,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """Add a block of columns' part of a bag's products to what the blocks before gave."""
+    bag = tl.program_id(0).to(tl.int64)
+    cols = left + tl.arange(0, WIDTH)
+    inside = cols < width
+    vector = tl.load(x + bag * width + cols, mask=inside, other=0.0).to(tl.float32)
+    for start in range(0, bag_size, ROWS):
+        at = start + tl.arange(0, ROWS)
+        live = at < bag_size
+        place = bag * bag_size + at
+        if EVEN:
+            row = tl.load(ids + place)
+            values = tl.load(table + offset(row, width)[:, None] + cols[None, :])
+        else:
+            row = tl.load(ids + place, mask=live, other=0)
+            values = tl.load(
+                table + offset(row, width)[:, None] + cols[None, :],
+                mask=live[:, None] & inside[None, :],
+                other=0.0,
+            )  # [ROWS, WIDTH]
+        found = tl.sum(values.to(tl.float32) * vector[None, :], axis=1)
+        if not FIRST:
+            found += tl.load(sums + place, mask=live, other=0.0)
+        if LAST:
+            tl.store(out + place, found.to(out.dtype.element_ty), mask=live)
+        else:
+            tl.store(sums + place, found, mask=live)

@@ -64,20 +64,17 @@ def _compare(arguments: list[Tensor], eps: float) -> None:
 @settings(settings.get_profile("interpreted"), deadline=None)
 def test_equals_its_sums_with_all_gradients(sizes, eps, seed, interpreted):
     interpreted(triton)
-    interpreted(triton.linear_attention)
     _compare(_case(sizes, seed), eps)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 8, 1), (1, 2, 130, 64, 256)], ids=str)
 def test_the_smallest_and_the_widest(sizes, interpreted):
     interpreted(triton)
-    interpreted(triton.linear_attention)
     _compare(_case(sizes, 0), 1e-6)
 
 
 def test_is_a_sound_custom_operation(interpreted):
     interpreted(triton)
-    interpreted(triton.linear_attention)
     *inputs, vectors = _case((1, 2, 9, 8, 3), 0)
     inputs = [x.requires_grad_() for x in inputs]
     torch.library.opcheck(
@@ -107,7 +104,6 @@ def test_nothing_to_sum_is_no_launch():
 
 def test_a_mixer_has_the_same_numbers_from_the_kernel(interpreted, monkeypatch):
     interpreted(triton)
-    interpreted(triton.linear_attention)
     config = performer.Config(d_model=16, n_layers=1, n_heads=2, d_ff=24, rotary_fraction=0.0)
     mixer = config.mixer(performer.PerformerAttention, eps=1e-6, equal_lengths=False)
     vectors = torch.randn(mixer.random_vectors.shape, generator=torch.Generator().manual_seed(2))

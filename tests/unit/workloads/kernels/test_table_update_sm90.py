@@ -16,7 +16,7 @@ pytestmark = pytest.mark.long  # without a cache, the compiler takes a second fo
 POINTERS = {
     **dict.fromkeys(("read_bags", "starts", "splits_end", "row_ids"), "*i32:16"),
     **dict.fromkeys(
-        ("read_weights", "split_sums", "products", "squares", "coefficient"), "*fp32:16"
+        ("read_weights", "split_sums", "products", "squares", "sums", "coefficient"), "*fp32:16"
     ),
 }
 NUMBERS = {
@@ -64,6 +64,7 @@ def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, va
         {
             "RULE": rule,
             "MASTER": master,
+            "SUMS": kernels.GATHERED,
             "WHOLE_ROW": variant == "whole row",
             "SQUARES": True,
             "COPIES": variant == "copies",
@@ -91,3 +92,31 @@ def test_a_row_is_read_and_written_once_by_wide_loads(compile_for_sm90, rule, va
     for direction in ("ld", "st"):
         assert len(re.findall(rf"{direction}\.{marked}\.v4\.b32", made.ptx)) == accesses
         assert not re.findall(rf"{direction}\.{marked}\.v2\.b32", made.ptx)
+
+
+@pytest.mark.parametrize("rule", ["squares", "adamw", "rowwise"])
+def test_kept_sums_pass_by_wide_accesses(compile_for_sm90, rule):
+    stores = rule == "squares"
+    made = compile_for_sm90(
+        kernels._update_rows,
+        {
+            **POINTERS,
+            **NUMBERS,
+            **dict.fromkeys(("x", "table", "second"), "*bf16:16"),
+            "first": "*fp32:16" if rule == "rowwise" else "*bf16:16",
+            "low": "*i16:16",
+        },
+        {
+            "RULE": rule, "MASTER": False, "SUMS": kernels.STORED if stores else kernels.LOADED,
+            "WHOLE_ROW": False, "SQUARES": stores, "GROUP": 16, "CHUNK": 512, "READS": 4,
+            "WIDTH": 256, "PRODUCTS": False, "EVEN": True, "ASSEMBLY": True,
+        },
+        num_warps=1,
+    )  # fmt: skip
+
+    assert made.spills == 0
+    assert made.registers <= 128
+    direction = "st" if stores else "ld"
+    marked = r"global\.L1::evict_first\.L2::cache_hint"
+    others = {"squares": 0, "adamw": 3, "rowwise": 1}[rule]
+    assert len(re.findall(rf"{direction}\.{marked}\.v4\.b32", made.ptx)) == 2 + others

@@ -200,6 +200,22 @@ def test_a_norm_asked_for_before_changes_bits_of_narrow_rowwise_rows_only(monkey
     torch.testing.assert_close(table, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_kept_sums_change_no_bit(monkeypatch, kind):
+    table, hits = case((5, 33, 4, 3), 0)
+    found = []
+    for kept in (False, True):
+        monkeypatch.setattr(kernel, "keeps_sums", lambda *_, kept=kept, **__: kept)
+        other, state = table.clone(), new_state(kind, table)
+        sums = kernel.TritonRowSums(other, *hits)
+        norm = sums.norm()
+        sums.update_(state, rule(kind, 2), torch.tensor(0.5))
+        assert (sums._sums is not None) == kept
+        found.append((norm, other, *state.values()))
+
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_squares_are_kept_only_where_they_are_wanted(monkeypatch):
     table, hits = case((5, 24, 4, 3), 0)
     sums = kernel.TritonRowSums(table, *hits)

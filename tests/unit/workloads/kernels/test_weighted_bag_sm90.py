@@ -38,6 +38,28 @@ def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids):
     assert made.sass.count("LDG.E.128") >= rows * 64 * (2 if dtype == "bf16" else 4) // 512
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("first", "last"), [(True, False), (False, False), (False, True)])
+def test_products_are_added_up_by_wide_loads(compile_for_sm90, dtype, first, last):
+    rows = 64 if dtype == "bf16" else 32
+    made = compile_for_sm90(
+        kernel._add_products,
+        {
+            **dict.fromkeys(("table", "x", "out"), f"*{dtype}:16"),
+            "ids": "*i64:16",
+            "sums": "*fp32:16",
+            **dict.fromkeys(("bag_size", "width", "left"), "i32:16"),
+        },
+        {"ROWS": rows, "WIDTH": 64, "FIRST": first, "LAST": last, "EVEN": True},
+        num_warps=1,
+    )
+
+    print(made.registers)
+    assert made.spills == 0
+    assert made.registers <= 128
+    assert made.sass.count("LDG.E.128") >= rows * 64 * (2 if dtype == "bf16" else 4) // 512
+
+
 @pytest.mark.parametrize("ids", IDS)
 def test_rows_of_any_width_spill_nothing(compile_for_sm90, ids):
     made = compile_for_sm90(

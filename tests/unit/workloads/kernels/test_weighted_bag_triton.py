@@ -90,6 +90,20 @@ def test_products_alone_equal_the_reference(shape, seed):
     torch.testing.assert_close(found, reference.row_products(table, ids, grad))
 
 
+@pytest.mark.parametrize("width", [1, 64, 130, 192])
+@pytest.mark.parametrize("bag_size", [1, 7, 64])
+def test_products_of_rows_with_many_reads_add_up_by_columns(width, bag_size):
+    generator = torch.Generator().manual_seed(width)
+    table = torch.randn(5, width, generator=generator)
+    ids = torch.randint(5, (11, bag_size), generator=generator)
+    x = torch.randn(11, width, generator=generator)
+    assert ids.numel() >= kernel.READS_OF_A_ROW * len(table)
+
+    found = kernel.row_products(table, ids, x)
+
+    torch.testing.assert_close(found, (table[ids] * x[:, None]).sum(-1), rtol=1e-5, atol=1e-5)
+
+
 def test_nothing_need_be_contiguous():
     table, ids, weights, grad = _case((17, 24, 7, 9))
     apart = tuple(tensor.T.contiguous().T for tensor in (table, ids, weights, grad))
