@@ -30,6 +30,7 @@ from analysis.fitting.result import LawFit
 from analysis.laws.registry import law_named
 from analysis.scaling.greedy_design import DesignModel, spread_plan
 from analysis.scaling.kriging import kriging
+from analysis.scaling.local_weights import local_weights
 
 Array = NDArray[np.float64]
 BUDGETS = (0.01, 0.05, 0.1)
@@ -219,7 +220,10 @@ def averaged(task: Task, done: Choice, targets, free, left: float, n: int) -> Ch
         noise = np.full(len(free), of_laws[1])
         models.append(DesignModel(covariance=of_laws[0], noise=noise))
     # The budget is for all batches, and the only limit.
-    plan = spread_plan(models, task.cost[free], budget=left, n_runs=n, n_later=np.inf)
+    everywhere = np.log(task.train[task.inputs].to_numpy(dtype=float))
+    weights = local_weights(logs[: len(targets)], logs[len(targets) :], box=everywhere)
+    costs = task.cost[free]
+    plan = spread_plan(models, costs, budget=left, n_runs=n, n_later=np.inf, weights=weights)
     return [int(free[i]) for i, _ in plan]
 
 

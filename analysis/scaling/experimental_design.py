@@ -17,7 +17,8 @@ Variance by one law asks for extremes, where that law is least sure, and for the
 the law is wrong that is worse than no design. So the default, `by="averaged"`, counts what a run
 brings under several laws and under kriging, which needs no law (`analysis/scaling/kriging.py`), to
 the target and to all candidates, and chooses runs of many sizes
-(`analysis/scaling/greedy_design.py`). A law that misfits does not count.
+(`analysis/scaling/greedy_design.py`), in the shape of the target
+(`analysis/scaling/local_weights.py`). A law that misfits does not count.
 Every candidate comes with its tokens per parameter and how far outside the runs it lies.
 """
 
@@ -43,6 +44,7 @@ from analysis.scaling.greedy_design import (
     spread_plan,
 )
 from analysis.scaling.kriging import kriging
+from analysis.scaling.local_weights import local_weights
 from analysis.scaling.run_columns import SIZE_INPUTS, size_of
 from analysis.scaling.seed_noise import configuration_rows, noise_variances, seeds_known
 
@@ -289,7 +291,7 @@ def next_runs(
     # One model is trusted to extrapolate, so its plan is greedy. Of several any may be wrong, so
     # their plan has runs of many sizes.
     if by == "averaged":
-        plan = spread_plan(basis.models, hours, **limits)
+        plan = spread_plan(basis.models, hours, weights=basis.weights, **limits)
     else:
         plan = greedy_plan(basis.models[0], hours, **limits)
     # Each candidate alone, to show what it is worth; the plan counts what earlier choices tell.
@@ -341,6 +343,8 @@ class _Basis:
     sd: float
     """Of its logarithm."""
     notes: Sequence[str]
+    weights: Array | float = 1.0
+    """(c,) of the candidates, by how much they are like the target."""
 
 
 def _basis(
@@ -353,6 +357,7 @@ def _basis(
 ) -> _Basis:
     """Return the models of the loss to choose by."""
     notes = _misfit_notes(laws)
+    weights: Array | float = 1.0
     noise = np.asarray([_noise_of(laws, c) for c in candidates])
     if by == "averaged":
         wrong = _misfitting(laws, target)
@@ -363,11 +368,14 @@ def _basis(
                 " no multiplier to narrow; give another law, or a loss as the target"
             )
         if wrong and without_law is not None:
-            model, value = without_law
-            notes = _misfit_notes(laws, advice=WITHOUT_LAW)
-            sd = math.sqrt(model.variance)
-            models = [model, replace(model, over_candidates=True)]
-            return _Basis(models=models, value=math.exp(value), sd=sd, notes=notes)
+            model, value, weights = without_law
+            return _Basis(
+                models=[model, replace(model, over_candidates=True)],
+                value=math.exp(value),
+                sd=math.sqrt(model.variance),
+                notes=_misfit_notes(laws, advice=WITHOUT_LAW),
+                weights=weights,
+            )
     if by == "draws":
         covariance = _by_draws(laws, candidates, target)
     elif by == "information":
@@ -378,9 +386,11 @@ def _basis(
     models = [DesignModel(covariance=covariance, noise=noise)]
     sd = math.sqrt(max(float(covariance[0, 0]), 0.0))
     if by == "averaged" and without_law is not None:
-        models += [without_law[0], replace(without_law[0], over_candidates=True)]
+        model, _, weights = without_law
+        models += [model, replace(model, over_candidates=True)]
         notes = [*notes, "width: averaged over what laws tell and what kriging tells without one"]
-    return _Basis(models=models, value=math.exp(_value_of(target, laws)), sd=sd, notes=notes)
+    value = math.exp(_value_of(target, laws))
+    return _Basis(models=models, value=value, sd=sd, notes=notes, weights=weights)
 
 
 def _misfitting(laws: ArchitectureLaws, target: Target) -> list[str]:
@@ -390,8 +400,8 @@ def _misfitting(laws: ArchitectureLaws, target: Target) -> list[str]:
 
 def _kriging_model(
     laws: ArchitectureLaws, candidates: Sequence[Candidate], target: Target, noise: Array
-) -> tuple[DesignModel, float] | None:
-    """Return what kriging of the target's architecture tells, and its ln(loss) at the target.
+) -> tuple[DesignModel, float, Array] | None:
+    """Return what kriging of the target's architecture tells, its ln(loss) there, local weights.
 
     None for a multiplier: it has no place of its own.
     """
@@ -416,7 +426,9 @@ def _kriging_model(
     covariance[np.ix_(at, at)] = found.covariance
     seeds = np.asarray([c.n_seeds for c in candidates])
     own = np.where(np.isfinite(noise), found.noise / seeds, math.inf)
-    return DesignModel(covariance=covariance, noise=own), float(found.mean[0])
+    weights = np.ones(len(candidates))
+    weights[mine] = local_weights(wanted[:1], wanted[1:], box=box)
+    return DesignModel(covariance=covariance, noise=own), float(found.mean[0]), weights
 
 
 def _over_laws(

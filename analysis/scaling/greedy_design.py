@@ -78,6 +78,7 @@ def spread_plan(
     n_runs: int,
     n_later: float = 0,
     least: float = 0.0,
+    weights: Array | float = 1.0,
     allowed: NDArray[np.bool_] | None = None,
 ) -> Plan:
     """Return a plan of runs of many sizes, by what they bring under all models.
@@ -91,6 +92,7 @@ def spread_plan(
         n_later: Runs for which the budget has to last besides, chosen another time; inf where
             their number has no limit.
         least: Share of the variance that a run has to remove.
+        weights: (c,) by which gains are multiplied (`analysis/scaling/local_weights.py`).
         allowed: (c,) which candidates may be chosen.
     """
     start = [model.variance for model in of_targets(models)]
@@ -109,7 +111,8 @@ def spread_plan(
         # saves, no other run can spend.
         n_left = n_runs + n_later - len(plan)
         even_share = 0.0 if math.isinf(budget) else budget / n_left
-        worth = mean_removed(models, now) / np.maximum(costs, even_share) ** COST_POWER
+        gain = weights * mean_removed(models, now)
+        worth = gain / np.maximum(costs, even_share) ** COST_POWER
         i = int(np.where(good, worth, -np.inf).argmax())
         models = [model.after(i) for model in models]
         free[i] = False
