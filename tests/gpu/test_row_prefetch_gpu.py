@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"),
 ]
-HERE = torch.device("cuda")
+HERE = torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
