@@ -126,9 +126,8 @@ format: $(STAMP)  ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-figures: $(STAMP)  ## Redraw the README's figure from the quickstart's records
-	$(BIN)/memscale report quickstart --runs $(RUNS)
-	cp $(RUNS)/quickstart/report/accuracy.png docs/images/quickstart.png
+figures: $(STAMP)  ## Redraw the README's figure from docs/results/*.csv
+	$(BIN)/python docs/figures.py
 
 notebooks: $(STAMP)  ## Execute the notebooks and store what they show (a few minutes)
 	$(BIN)/python docs/notebooks.py

@@ -9,9 +9,8 @@ questions where it is known. The CSV has a line for every finished trial.
 """
 
 import argparse
-import ast
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +97,14 @@ def _write_csv(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> No
     settings = [name for name in table if name.startswith(("data.", "model.", "train."))]
     settings = [name for name in settings if table[name].nunique(dropna=False) > 1]
     facts = ["trial_id", "architecture", "preset", "seed", *settings]
-    facts += ["total_params", "active_params", "training_flops", "training_tokens", "train_seconds"]
+    facts += [
+        "total_params",
+        "active_params",
+        "memory_params",
+        "training_flops",
+        "training_tokens",
+        "train_seconds",
+    ]
     kept = dict.fromkeys([*facts, *(metric for metric, _ in columns)])
     table[[name for name in kept if name in table]].to_csv(path, index=False)
 
@@ -164,6 +170,7 @@ def _about(runs: "analysis.Runs", sweep_dir: SweepDir) -> list[str]:
         f"{_range(table['steps'])} steps of {_range(table['train.batch_tokens'])} tokens of "
         f"{_range(table['train.seq_len'])}"
     )
+    device = facts.get("hardware.gpus") or facts.get("hardware.cpu", "unknown")
     minutes, trial_minutes = _minutes(sweep_dir), table["train_seconds"].sum() / 60
     return [
         "| | |",
@@ -173,7 +180,7 @@ def _about(runs: "analysis.Runs", sweep_dir: SweepDir) -> list[str]:
         f"{', '.join(map(str, seeds))} |",
         f"| training | {training} |",
         f"| code | commit {facts.get('git.commit', 'unknown')} |",
-        f"| device | {_device(facts)}, torch {facts.get('packages.torch', 'unknown')} |",
+        f"| device | {device}, torch {facts.get('packages.torch', 'unknown')} |",
         f"| time | {minutes:.1f} minutes from the first start to the last end, {trial_minutes:.1f} "
         "trial-minutes of training; trials share the device, so seconds of single trials cannot be "
         "compared |",
@@ -192,17 +199,6 @@ def _command(sweep_dir: SweepDir) -> str:
 def _range(values: pd.Series) -> str:
     least, most = int(values.min()), int(values.max())
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def _device(facts: Mapping[str, str]) -> str:
-    """Return the names of the GPUs, or of the CPU."""
-    gpus = facts.get("hardware.gpus")
-    if not gpus:
-        return facts.get("hardware.cpu", "unknown")
-    try:
-        return str(ast.literal_eval(gpus)["name"])
-    except (ValueError, SyntaxError, KeyError, TypeError):
-        return gpus  # several GPUs, or different ones
 
 
 def _varied(table: pd.DataFrame) -> list[str]:

@@ -1,5 +1,6 @@
 """Provenance of trials: facts of their environments, counted where they differ."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,14 @@ def _leaves(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
         elif isinstance(value, list | tuple):
-            yield f"{prefix}{key}", ", ".join(map(str, value))
+            yield f"{prefix}{key}", _counted(value)
         elif value is not None:
             yield f"{prefix}{key}", str(value)
+
+
+def _counted(values: Sequence[Any]) -> str:
+    """Return the values, or of devices each name once: `2 x NVIDIA H100 80GB HBM3`."""
+    if not all(isinstance(value, Mapping) and "name" in value for value in values):
+        return ", ".join(map(str, values))
+    counts = Counter(str(value["name"]) for value in values)
+    return ", ".join(name if n == 1 else f"{n} x {name}" for name, n in counts.items())

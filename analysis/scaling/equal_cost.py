@@ -147,7 +147,7 @@ def equal_cost(
         if without and measure != BASE:
             unmatched.append(
                 f"at equal {measure.label} no {reference} runs on the same data on both sides of"
-                f" the cost of {_in_words(without)}; add larger or smaller ones, or use match:"
+                f" the cost of {_in_words(without)}; add larger or smaller ones, or use match"
             )
     # First what the sweep held equal for most, then costs that it did not.
     held = sorted(("flops", BASE.name), key=lambda name: -len(found.get(name, ())))
