@@ -107,12 +107,22 @@ def test_kept_sums_pass_by_wide_accesses(compile_for_sm90, rule):
             "low": "*i16:16",
         },
         {
-            "RULE": rule, "MASTER": False, "SUMS": kernels.STORED if stores else kernels.LOADED,
-            "WHOLE_ROW": False, "SQUARES": stores, "GROUP": 16, "CHUNK": 512, "READS": 4,
-            "WIDTH": 256, "PRODUCTS": False, "EVEN": True, "ASSEMBLY": True,
+            "RULE": rule,
+            "MASTER": False,
+            "SUMS": kernels.STORED if stores else kernels.LOADED,
+            "COPIES": False,
+            "WHOLE_ROW": False,
+            "SQUARES": stores,
+            "GROUP": 16,
+            "CHUNK": 512,
+            "READS": 4,
+            "WIDTH": 256,
+            "PRODUCTS": False,
+            "EVEN": True,
+            "ASSEMBLY": True,
         },
         num_warps=1,
-    )  # fmt: skip
+    )
 
     assert made.spills == 0
     assert made.registers <= 128
