@@ -7,6 +7,7 @@ from analysis.fitting.bootstrap import (
     contrast_of_means,
     difference_of_means,
     mean_over_seeds,
+    percentile_interval,
     resample_clusters,
 )
 
@@ -140,3 +141,10 @@ def test_an_error_beside_the_seeds_widens_and_one_seed_says_nothing():
     assert wide.value == plain.value
     assert wide.high - wide.low > plain.high - plain.low
     assert contrast_of_means([(1.0, [1.0]), (-1.0, [0.7, 0.8])]).p is None
+
+
+def test_a_percentile_interval_leaves_as_many_draws_out_below_as_above():
+    draws = np.random.default_rng(0).permutation(np.arange(1_001.0))
+
+    assert percentile_interval(draws, level=0.95) == pytest.approx((25, 975))
+    assert percentile_interval(draws, level=0.5) == pytest.approx((250, 750))

@@ -1,5 +1,6 @@
 """Closed forms against the real modules: parameters, FLOPs, and what a forward pass keeps."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.accounting.counts import ParamCount, paper_total, training_flops
+from workloads.accounting.counts import ParamCount, distinct_rows, paper_total, training_flops
 from workloads.architectures import dense, memory_plus
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.param_groups import param_groups
@@ -86,6 +87,19 @@ def test_flops_are_those_that_torch_counts(case, vocab_size, seq_len):
 
 def test_training_is_three_forward_passes():
     assert training_flops(10.0, 7) == 210.0
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "draws", "at_once"), [(4, 3, 1), (5, 2, 2), (4, 2, 3), (3, 2, 3)]
+)
+def test_distinct_rows_are_the_mean_over_all_outcomes(n_rows, draws, at_once):
+    one = list(itertools.combinations(range(n_rows), at_once))
+    outcomes = list(itertools.product(one, repeat=draws))
+    mean = sum(len({row for rows in drawn for row in rows}) for drawn in outcomes) / len(outcomes)
+
+    found = distinct_rows(n_rows, draws=draws, without_repetition=at_once)
+
+    assert found == pytest.approx(mean, rel=1e-12)
 
 
 def test_paper_total_leaves_out_the_gains():

@@ -43,5 +43,16 @@ def test_the_advised_batch_always_hits_the_budget() -> None:
         assert budget.relative_error(reached, target) <= budget.TOLERANCE
 
 
+def test_the_advised_batch_hits_budgets_that_lie_half_way_between_steps() -> None:
+    # The worst case of rounding: a budget of so many steps and a half.
+    for steps in (50.5, 77.5):
+        target = 3e4 * 16 * steps * 100
+        batch = budget.most_batch_tokens(target, forward_flops_per_token=1e4, multiple_of=16)
+        for smaller in (batch, batch // 2 // 16 * 16):
+            step = 3e4 * smaller
+            assert abs(round(target / step) * step - target) <= budget.TOLERANCE * target
+        assert target / (3e4 * batch) >= 1 / (2 * budget.TOLERANCE)
+
+
 def test_no_batch_is_advised_where_one_sequence_is_too_much() -> None:
     assert budget.most_batch_tokens(1e5, forward_flops_per_token=1e4, multiple_of=16) == 0
