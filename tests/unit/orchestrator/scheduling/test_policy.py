@@ -58,6 +58,31 @@ def test_waiting_gang_says_how_many_whole_nodes_it_lacks():
     )
 
 
+def test_backfill_takes_what_ends_exactly_when_the_next_in_line_starts():
+    held = Running(
+        trial_id="r",
+        node_id="a",
+        demand=Demand(cpus=1, gpus=4),
+        gpus=("0", "1", "2", "3"),
+        predicted_end=60.0,
+    )
+    for seconds, starts in ((60.0, {"small"}), (61.0, set())):
+        waiting = [trial("large", 8, 1_000.0), trial("small", 4, seconds)]
+        decided = schedule(Snapshot(nodes=[node("a")], running=[held], waiting=waiting), 0)
+        assert placed(decided).keys() == starts
+
+
+def test_a_sweep_that_has_just_started_a_trial_lets_the_other_go_first():
+    waiting = [
+        trial(f"{sweep}{i}", 1, seconds, sweep=sweep)
+        for sweep, seconds in (("long", 200.0), ("short", 100.0))
+        for i in range(2)
+    ]
+    decided = schedule(Snapshot(nodes=[node("a", 2)], waiting=waiting), 0)
+
+    assert {name[:-1] for name in placed(decided)} == {"long", "short"}
+
+
 def test_gang_of_one_process_is_not_torn_apart():
     whole = Waiting(trial_id="t", demand=Demand(cpus=1, gpus=16.0), predicted_s=1.0)
     decided = schedule(Snapshot(nodes=[node("a"), node("b")], waiting=[whole]), 0)
