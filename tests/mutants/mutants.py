@@ -23,12 +23,16 @@ ROOT = Path(__file__).parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
 TIMEOUT_S = 300
 QUICK = "not integration and not long and not slow and not gpu and not browser"
+LONG = QUICK.replace("not long", "long")
 _TICKS = count(1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """A fault: `old` becomes `new` in `file`, and one of `tests` must fail."""
+    """A fault: `old` becomes `new` in `file`, and one of `tests` must fail.
+
+    `long`: only tests of that mark notice it.
+    """
 
     name: str
     fault: str
@@ -36,6 +40,7 @@ class Mutant:
     old: str
     new: str
     tests: list[str]
+    long: bool = False
 
     def problem(self, root: Path = ROOT) -> str | None:
         """Return what does not fit the tree, None if all does."""
@@ -58,27 +63,27 @@ def verdict(mutant: Mutant, copy: Path) -> tuple[bool, str]:
     source = path.read_text(encoding="utf-8")
     try:
         _write(path, source.replace(mutant.old, mutant.new))
-        failed, output = run_tests(mutant.tests, copy)
+        failed, output = run_tests(mutant.tests, copy, long=mutant.long)
     finally:
         _write(path, source)
     named = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
     return failed, named[1] if named else output.strip().rpartition("\n")[2]
 
 
-def run_tests(tests: list[str], copy: Path) -> tuple[bool, str]:
+def run_tests(tests: list[str], copy: Path, *, long: bool = False) -> tuple[bool, str]:
     """Return whether a test fails, or they do not end in time, and what pytest prints."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
     # The installed package is the tree outside of the copy; an earlier path wins.
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
-            [*command, "-m", QUICK, *tests],
+            [*command, "-m", LONG if long else QUICK, *tests],
             cwd=copy,
             env=environment,
             capture_output=True,
             text=True,
             check=False,
-            timeout=TIMEOUT_S * len(tests),
+            timeout=TIMEOUT_S * (3 if long else 1) * len(tests),
         )
     except subprocess.TimeoutExpired:
         return True, "they do not end"
@@ -135,11 +140,13 @@ def main() -> int:
         fit = [mutant for mutant in chosen if mutant.name not in unfit]
         copy = copies.get()
         # Tests that fail anyway would notice everything.
-        failed, output = run_tests(sorted({test for mutant in fit for test in mutant.tests}), copy)
+        for long in sorted({mutant.long for mutant in fit}):
+            tests = {test for mutant in fit if mutant.long == long for test in mutant.tests}
+            failed, output = run_tests(sorted(tests), copy, long=long)
+            if failed:
+                print(output, "the tests fail without any fault", sep="\n")
+                return 1
         copies.put(copy)
-        if failed:
-            print(output, "the tests fail without any fault", sep="\n")
-            return 1
         with ThreadPoolExecutor(options.workers) as pool:
             noticed = sum(pool.map(tried, fit))
     print(f"{noticed} of {len(chosen)} faults noticed")

@@ -235,6 +235,25 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, undisturbed, model, event, a
     assert [step for step, _ in second.rows] == list(range(resumed_after + 1, STEPS + 1))
 
 
+@pytest.mark.parametrize("table_optimizer", ["rowwise", "lazy_adamw"])
+def test_a_killed_run_keeps_what_its_table_optimizer_knows(tmp_path, table_optimizer):
+    train = {**TRAIN, "table_optimizer": table_optimizer}
+    whole, killed = (job_in(tmp_path / name, train=train) for name in ("whole", "killed"))
+    expected = Recorder()
+    run(whole, expected, clock=ticking())
+
+    def kill(what: str, step: int) -> None:
+        if (what, step) == ("after checkpoint", 5):
+            raise Killed
+
+    first, second = Recorder(kill), Recorder()
+    with pytest.raises(Killed):
+        run(killed, first, clock=ticking())
+    run(killed, second, clock=ticking())
+
+    assert comparable(first.rows + second.rows) == comparable(expected.rows)
+
+
 def test_a_run_that_is_killed_again_and_again_arrives(tmp_path, undisturbed):
     job, rows = job_in(tmp_path), []
     for life in range(1, STEPS):
