@@ -141,11 +141,15 @@ class RankReporter:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Append measurements to the journal, now and then with system metrics."""
+        evaluated = any(name.startswith(("valid/", "recall/")) for name in values)
+        if self._journal is not None:
+            values = {**values, **self._system(now=evaluated)}
+        # Just before the line is written: reading system metrics takes a while, and the rank may
+        # have stood still in it.
         self._check_fence_when_due()
         if self._journal is None:
             return
-        evaluated = any(name.startswith(("valid/", "recall/")) for name in values)
-        self._journal.metrics(step, {**values, **self._system(now=evaluated)})
+        self._journal.metrics(step, values)
         if evaluated or self._clock() - self._logged_at >= LOG_S:
             self._logged_at = self._clock()
             LOG.info("step %d of %d: %s", step, self.steps, _sentence(values))

@@ -173,7 +173,10 @@ def test_a_node_that_stands_still_is_fenced_and_ends_when_it_wakes(nodes, tmp_pa
             fault.woke = True
             fault.wake([fault.rank])
             wait_until(lambda: ended(fault.rank))
-            assert fault.trial.attempt(1).journal.read_bytes() == before["journal"]
+            journal = fault.trial.attempt(1).journal.read_bytes()
+            assert journal.startswith(before["journal"])
+            # It may have stood still within a write, which then ends; nothing follows that line.
+            assert journal[len(before["journal"]) :].count(b"\n") <= 1
             assert fault.trial.attempt(1).error() is None
             fault.wake(fault.stopped)
 
