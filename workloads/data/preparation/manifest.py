@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.readers.problems import DataError
-from workloads.data.token_shards import TokenShards
+from workloads.data.token_shards import TokenShards, shard_name
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -73,6 +73,19 @@ class TokenManifest:
         if not valid["tokens"] or valid["bytes"] is None:
             return None
         return float(valid["bytes"] / valid["tokens"])
+
+    def shard_hashes(self) -> dict[str, str]:
+        """Return file name -> SHA-256 of each shard.
+
+        Shards of foreign files are links to the sources, in their order; what is held out ends the
+        last one.
+        """
+        hashes = {n: sha for split in self.splits.values() for n, sha in split["shards"].items()}
+        if hashes:
+            return hashes
+        files = [str(source["sha256"]) for source in self.sources]
+        train = {shard_name("train", number): sha for number, sha in enumerate(files)}
+        return train | {shard_name("valid", 0): files[-1]}
 
 
 def load_split(folder: Path, manifest: TokenManifest, name: str) -> TokenShards:

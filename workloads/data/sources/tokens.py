@@ -8,6 +8,7 @@ puts its windows between those of the others.
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data.cache import file_sha256
+from workloads.data.cache import content_sha256, file_sha256
 from workloads.data.corpus import ProbeSet
 from workloads.data.permutation import shuffled
 from workloads.data.preparation.manifest import MANIFEST, TokenManifest, load_split
@@ -113,14 +114,15 @@ class Config:
                 load_split(folder, manifest, name)
 
     def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
-        """Map the shards.
+        """Map the shards, once their hashes are those of the manifests.
 
         Raises:
             DataError: If a folder is incomplete or damaged.
         """
-        del cache
         self.check()
         parts = tuple(zip(self._folders, self._manifests, strict=True))
+        for folder, manifest in parts:
+            _require_hashes(folder, manifest, cache, log)
         train = tuple(load_split(folder, manifest, "train") for folder, manifest in parts)
         valid = tuple(load_split(folder, manifest, "valid") for folder, manifest in parts)
         weights = self.weights or tuple(float(len(shards)) for shards in train)
@@ -241,6 +243,24 @@ def _require_own_tokenizer(folder: Path, manifest: TokenManifest) -> None:
     saved = saved_tokenizer(folder)
     if saved is not None and file_sha256(saved) != _tokenizer_of(manifest):
         raise DataError([f"{saved}: is not what the tokens were made with; prepare them again"])
+
+
+def _require_hashes(
+    folder: Path, manifest: TokenManifest, cache: Path, log: Callable[[str], None]
+) -> None:
+    """Compare shards with the manifest; each is read once until its size or time changes."""
+    expected = {folder / name: sha256 for name, sha256 in manifest.shard_hashes().items()}
+    gigabytes = sum(path.stat().st_size for path in expected) / 1e9
+    log(f"checking the hashes of {len(expected)} shards of {folder} ({gigabytes:,.1f} GB)")
+    with ThreadPoolExecutor() as threads:
+        digests = threads.map(lambda path: content_sha256(path, cache), expected)
+        changed = [
+            f"{path}: is not what {MANIFEST} says; prepare the data again"
+            for path, digest in zip(expected, digests, strict=True)
+            if digest != expected[path]
+        ]
+    if changed:
+        raise DataError(changed)
 
 
 def _bytes_per_token(

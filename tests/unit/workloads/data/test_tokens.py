@@ -149,6 +149,25 @@ def test_a_tokenizer_that_is_not_the_tokens_own_is_refused(folders):
         Config(path=str(folder)).check()
 
 
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_shard_edited_at_equal_size_is_refused(folders, foreign, tmp_path):
+    folder, cache = Path(folders[0]), tmp_path / "cache"
+    if not foreign:
+        text = tmp_path / "text.jsonl"
+        text.write_text("".join(f'{{"text": "{i} of many words"}}\n' for i in range(2_000)))
+        folder = tmp_path / "text"
+        prepare(PrepareRequest(sources=(str(text),), out=folder, tokenizer="bpe:300"), print)
+    config = Config(path=str(folder))
+    config.prepare(cache)
+    shard = (folder / "train-00000.bin").resolve()
+    tokens = bytearray(shard.read_bytes())
+    tokens[0] ^= 1
+    shard.write_bytes(tokens)
+    config.check()  # `plan` looks at sizes alone
+    with pytest.raises(DataError, match=r"train-00000\.bin: is not what manifest\.json says"):
+        config.prepare(cache)
+
+
 def test_wrong_folders_and_weights_are_refused(folders, tmp_path):
     with pytest.raises(FieldError, match="must hold one weight per folder"):
         Config(path=tuple(folders), weights=(1.0,))
