@@ -39,6 +39,8 @@ def select(
     facts: list[dict[str, Any]] = []
     for trial in status.trials:
         fact = {name: getattr(trial, name) for name in FIELDS}
+        # A spec holds what a preset stands for; sweep files also name it under `model`.
+        fact |= {"model.architecture": trial.architecture, "model.preset": trial.preset}
         if not wanted.keys() <= set(FIELDS):
             fact |= flat_settings(sweep.trial(trial.trial_id).spec())
         facts.append(fact)

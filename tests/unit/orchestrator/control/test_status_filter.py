@@ -39,6 +39,9 @@ def sweep(tmp_path):
         ("state=done,state=waiting,train.tied=on", [(64, 0.003), (256, 0.003)]),
         ("train.lr=many", []),
         ("preset=none,train.lr=1e-3", [(64, 0.001), (256, 0.001)]),
+        ("model.preset=none,train.lr=1e-3", [(64, 0.001), (256, 0.001)]),
+        ("model.architecture=memory_plus,state=done", [(256, 0.003), (256, 0.001)]),
+        ("model.architecture=dense", []),
     ],
 )
 def test_every_key_must_fit(sweep, text, expected):
