@@ -129,7 +129,7 @@ def _each_kernel(
     _, weights, of_query, of_key, *levels = kernels.forward(query, key, value, vectors, EPS)
     query_side, key_side = (query, levels[0]), (key, levels[1])
     rest = vectors, torch.randn_like(weights), EPS
-    n_chunks = query.shape[2] // kernels.TOKENS
+    n_chunks = query.shape[2] // kernels.FEATURE_TOKENS
     totals = torch.empty(*query.shape[:2], n_chunks, FEATURES, device="cuda")
     passes: dict[str, Callable[[], object]] = {
         "features of keys": partial(kernels.features, key, vectors, EPS, totals, None),
@@ -143,18 +143,18 @@ def _each_kernel(
             linear_attention.mix, of_key, of_query, grad, query.shape[:-1], later=True
         ),
     }
-    usual = kernels.CHUNK
+    usual = kernels.GRADIENT_CHUNK
     for name, run in passes.items():
         print(f"    {name}: {median_ms(run):.3f} ms", flush=True)
     for chunk in chunks:
-        kernels.CHUNK = chunk
+        kernels.GRADIENT_CHUNK = chunk
         for name, sides, are_keys in (
             ("queries", (query_side, key_side, grad, value), False),
             ("keys", (key_side, query_side, value, grad), True),
         ):
             ms = median_ms(partial(kernels._gradient, *sides, *rest, are_keys=are_keys))
             print(f"    gradient of {name}, chunks of {chunk}: {ms:.3f} ms", flush=True)
-    kernels.CHUNK = usual
+    kernels.GRADIENT_CHUNK = usual
 
 
 if __name__ == "__main__":

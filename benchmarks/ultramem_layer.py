@@ -40,33 +40,26 @@ def _tile(*sizes: int, **others: int) -> Change:
     return product_keys, "_tile", lambda *_: Tile(*sizes, **others)
 
 
-_TOKENS: dict[str, list[Change]] = {
-    f"{numbers} numbers, {warps} warps a token": [
-        *((kernels, "MOST_NUMBERS", numbers), (kernels, "TOKEN_WARPS", warps)),
-        (backward, "TOKEN_WARPS", warps),
-    ]
-    for numbers, warps in ((1024, 1), (4096, 2), (4096, 4), (8192, 4), (8192, 8))
-}
 FORWARD: dict[str, list[Change]] = {
     "64 tokens, 64 keys": [_tile(64, 64, 64, 256, warps=4, stages=2)],
     "64 tokens, 96 keys": [_tile(64, 32, 96, 256, warps=4, stages=2)],
     "128 tokens, 64 and 128 keys": [_tile(128, 64, 128, 256, warps=8, stages=2)],
     "128 tokens, 32 keys": [_tile(128, 32, 32, 256, warps=8, stages=3)],
-    **_TOKENS,
+    **{
+        f"{numbers} numbers, {warps} warps a token": [
+            (kernels, "MOST_NUMBERS", numbers),
+            (kernels, "TOKEN_WARPS", warps),
+        ]
+        for numbers, warps in ((1024, 1), (4096, 2), (4096, 4), (8192, 4), (8192, 8))
+    },
 }
 BACKWARD: dict[str, list[Change]] = {
-    **_TOKENS,
-    "2 tokens a program": [(backward, "TOKENS", 2)],
-    "32 tokens a program": [(backward, "TOKENS", 32)],
-    "64 keys, 32 tokens": [(backward, "KEY_TILE", (64, 32, 128))],
-    "64 keys, 128 tokens": [(backward, "KEY_TILE", (64, 128, 128))],
-    "128 keys, 64 tokens, 8 warps": [
-        (backward, "KEY_TILE", (128, 64, 128)),
-        (backward, "KEY_WARPS", 8),
-    ],
-    "64 keys, 64 tokens, 8 warps": [(backward, "KEY_WARPS", 8)],
-    "528 programs": [(backward, "KEY_PROGRAMS", 528)],
-    "1,056 programs": [(backward, "KEY_PROGRAMS", 1056)],
+    **{
+        f"{compared} pairs compared": [(backward, "COMPARED", compared)]
+        for compared in (2**11, 2**12, 2**14)
+    },
+    "one share of the tokens": [(backward, "KEY_PROGRAMS", 0)],
+    "256 blocks of products": [(backward, "KEY_PROGRAMS", 256)],
 }
 
 

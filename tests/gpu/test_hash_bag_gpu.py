@@ -144,6 +144,23 @@ def test_one_kernel_and_two_find_the_same(dtype):
     _close(found[0], expected[0].double(), TOLERANCE[dtype])
 
 
+def test_a_matrix_made_in_parts_gives_the_same(monkeypatch):
+    from workloads.kernels.hash_bag import one_hot
+
+    case = table, z, grad = _case((8192, 64, 5, 512), torch.bfloat16)
+    how = {"temperature": 1.0, "times_l1": False}
+    found = hash_bag(table, z, **how)[0]
+    expected = (found, *torch.autograd.grad(found, case[:2], grad))
+    monkeypatch.setattr(one_hot, "MATRIX_BYTES", 2**20)
+
+    found = hash_bag(table, z, **how)[0]
+
+    for one, other in zip(
+        (found, *torch.autograd.grad(found, case[:2], grad)), expected, strict=True
+    ):
+        _close(one, other.double(), TOLERANCE[torch.bfloat16])
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("tokens", [300, 8192])
 def test_repeats_are_bit_equal(tokens, bits):

@@ -306,8 +306,8 @@ class GELUComponent(Component):
         return FlopCount()
 
     def activation_bytes_per_token(self, seq_len: int, precision: Precision) -> float:
-        """Return its input, fp32 as the rows are."""
-        return 4.0 * self.width
+        """Return its input, in the type of the sums of rows."""
+        return (4.0 if precision == "fp32" else 2.0) * self.width
 
 
 _TAU = 4

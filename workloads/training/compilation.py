@@ -41,6 +41,11 @@ def compile_training(model: nn.Module) -> None:
     if not isinstance(model, Transformer):
         return
     torch._dynamo.config.suppress_errors = True
+    # Views that a graph returns are made anew from sizes and strides. The usual way reads steps
+    # that torch 2.11 may free too early when a graph comes from its cache (pytorch#185630): a
+    # trial ended with "shape '[140482305721423, ...]' is invalid".
+    functorch: Any = import_module("torch._functorch.config")
+    functorch.view_replay_for_aliased_outputs = False
     torch._dynamo.config.recompile_limit = max(
         _GRAPHS_PER_KIND, torch._dynamo.config.recompile_limit
     )

@@ -60,20 +60,37 @@ def _fake(table: Tensor, z: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _backward(
-    table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor, needs_table: bool, needs_scores: bool
+    table: Tensor,
+    z: Tensor,
+    rows: Tensor,
+    scores: Tensor,
+    grad: Tensor,
+    temperature: float,
+    times_l1: bool,
+    needs_table: bool,
+    needs_z: bool,
 ) -> tuple[Tensor, Tensor]:
-    table_grad, scores_grad = implementation("hash_bag", table).backward(
-        table, rows, scores, grad, needs_table=needs_table, needs_scores=needs_scores
+    how = {"temperature": temperature, "times_l1": times_l1}
+    table_grad, z_grad = implementation("hash_bag", table).backward(
+        table, z, rows, scores, grad, **how, needs_table=needs_table, needs_z=needs_z
     )
-    return or_empty(table_grad, table), or_empty(scores_grad, scores)
+    return or_empty(table_grad, table), or_empty(z_grad, z)
 
 
 def _fake_backward(
-    table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor, needs_table: bool, needs_scores: bool
+    table: Tensor,
+    z: Tensor,
+    rows: Tensor,
+    scores: Tensor,
+    grad: Tensor,
+    temperature: float,
+    times_l1: bool,
+    needs_table: bool,
+    needs_z: bool,
 ) -> tuple[Tensor, Tensor]:
     return (
         table.new_empty(table.shape if needs_table else 0),
-        _by_chunk(scores, scores.shape, scores.dtype) if needs_scores else scores.new_empty(0),
+        z.new_empty(z.shape if needs_z else 0),
     )
 
 
@@ -105,17 +122,16 @@ def _gradients(
     more_of_scores: Tensor | None,
     _rows: None,
 ) -> tuple[Tensor | None, Tensor | None, None, None]:
-    table, z, rows, scores = ctx.saved_tensors
     needs_table, needs_z, _, _ = ctx.needs_input_grad
-    table_grad, scores_grad = None, more_of_scores
+    table_grad, z_grad = None, None
     if grad is not None:
-        found = backward(table, rows, scores, grad, needs_table, needs_z)
+        found = backward(*ctx.saved_tensors, grad, *ctx.options, needs_table, needs_z)
         table_grad = found[0] if needs_table else None
-        if needs_z:
-            scores_grad = found[1] if more_of_scores is None else found[1] + more_of_scores
-    if not needs_z or scores_grad is None:
-        return table_grad, None, None, None
-    return table_grad, sign_hash_backward(z, scores_grad, *ctx.options), None, None
+        z_grad = found[1] if needs_z else None
+    if needs_z and more_of_scores is not None:
+        more = sign_hash_backward(ctx.saved_tensors[1], more_of_scores, *ctx.options)
+        z_grad = more if z_grad is None else z_grad + more
+    return table_grad, z_grad, None, None
 
 
 _hash_bag, _ = register_op(

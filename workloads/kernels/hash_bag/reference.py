@@ -35,20 +35,23 @@ def bag(
 
 def backward(
     table: Float[Tensor, "rows width"],
+    z: Float[Tensor, "tokens chunks bits"],
     rows: Int[Tensor, "tokens chunks"],
     scores: Float[Tensor, "tokens chunks"],
     grad: Float[Tensor, "tokens width"],
     *,
+    temperature: float,
+    times_l1: bool,
     needs_table: bool,
-    needs_scores: bool,
-) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "tokens chunks"] | None]:
-    """Return the gradients of table and scores, None for what is not needed."""
+    needs_z: bool,
+) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "tokens chunks bits"] | None]:
+    """Return the gradients of table and numbers, None for what is not needed."""
     table_grad, scores_grad = weighted_bag.backward(
-        table,
-        rows,
-        scores.to(table.dtype),
-        grad,
-        needs_table=needs_table,
-        needs_weights=needs_scores,
+        table, rows, scores.to(table.dtype), grad, needs_table=needs_table, needs_weights=needs_z
     )
-    return table_grad, None if scores_grad is None else scores_grad.to(scores.dtype)
+    if scores_grad is None:
+        return table_grad, None
+    scores_grad = scores_grad.to(scores.dtype)
+    return table_grad, sign_hash.backward(
+        z, scores_grad, temperature=temperature, times_l1=times_l1
+    )

@@ -17,6 +17,8 @@ Many tokens and small tables of bf16: products with one-hot matrices (`one_hot.p
 pass too.
 """
 
+from typing import Any
+
 import torch
 import triton
 from jaxtyping import Float, Int
@@ -61,14 +63,16 @@ def forward(
         few: Whether to take one kernel; None: as long as the bag of many tokens would leave the GPU
             half empty.
     """
+    how: dict[str, Any] = {"temperature": temperature, "times_l1": times_l1}
     if few is None:
         blocks = triton.cdiv(table.shape[1] * table.element_size(), _LINE_BYTES)
         few = triton.cdiv(len(z), _TOKENS) * blocks < _FEW
     if few and z.numel() and table.numel():
         return _few(table, z, 2 / temperature, times_l1)
-    rows, scores = sign_hash.forward(z, temperature=temperature, times_l1=times_l1)
-    summed = one_hot.sums if one_hot.pays(table, rows) else bag
-    return summed(table, rows, scores), rows, scores
+    if one_hot.pays(table, z):
+        return one_hot.forward(table, z, **how)
+    rows, scores = sign_hash.forward(z, **how)
+    return bag(table, rows, scores), rows, scores
 
 
 def _few(table: Tensor, z: Tensor, factor: float, times_l1: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,21 +141,33 @@ def _words(table: Tensor) -> tuple[Tensor, bool]:
 
 def backward(
     table: Float[Tensor, "rows width"],
+    z: Float[Tensor, "tokens chunks bits"],
     rows: Int[Tensor, "tokens chunks"],
     scores: Float[Tensor, "tokens chunks"],
     grad: Float[Tensor, "tokens width"],
     *,
+    temperature: float,
+    times_l1: bool,
     needs_table: bool,
-    needs_scores: bool,
-) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "tokens chunks"] | None]:
-    """Return `reference.backward`; the scores' gradient is stored chunk by chunk."""
+    needs_z: bool,
+) -> tuple[Float[Tensor, "rows width"] | None, Float[Tensor, "tokens chunks bits"] | None]:
+    """Return `reference.backward`."""
+    how: dict[str, Any] = {"temperature": temperature, "times_l1": times_l1}
+    if one_hot.pays(table, z):
+        needs = {"needs_table": needs_table, "needs_z": needs_z}
+        return one_hot.backward(table, z, grad, **how, **needs)
+    table_grad, scores_grad = _read_gradients(table, rows, scores, grad, needs_table, needs_z)
+    if scores_grad is None:
+        return table_grad, None
+    return table_grad, sign_hash.backward(z, scores_grad, **how)
+
+
+def _read_gradients(
+    table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor, needs_table: bool, needs_scores: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of table and scores; those of the scores are stored chunk by chunk."""
     if not needs_table and not needs_scores:
         return None, None
-    if one_hot.pays(table, rows):
-        return (
-            one_hot.table_gradient(table, rows, scores, grad) if needs_table else None,
-            one_hot.score_gradient(table, rows, grad) if needs_scores else None,
-        )
     if not needs_table:
         scores_grad = weighted_bag.row_products(table, rows, grad).to(scores.dtype)
         return None, scores_grad.T.contiguous().T

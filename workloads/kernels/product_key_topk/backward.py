@@ -11,6 +11,8 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.wide_product import wide_product
+
 WEIGHT_BYTES = 2**28
 """Most memory for the dense weights of a chunk of tokens."""
 SCATTERED = 512
@@ -52,16 +54,9 @@ def gradients(
             num_warps=4,
         )  # fmt: skip
         query_grad[start : start + tokens].copy_(torch.bmm(weights, keys).transpose(0, 1))
-        sums += _wide_product(weights.mT, queries[:, start : start + tokens])
+        sums += wide_product(weights.mT, queries[:, start : start + tokens])
     key_grad = sums.view(n_heads, 2, n_keys, width).transpose(0, 1).to(sub_keys.dtype)
     return query_grad.view(query.shape), key_grad.contiguous()
-
-
-def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the products in fp32, as they were summed."""
-    if left.dtype == torch.float32:
-        return torch.bmm(left, right)
-    return torch.bmm(left, right, out_dtype=torch.float32)
 
 
 @triton.jit

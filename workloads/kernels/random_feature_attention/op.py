@@ -40,6 +40,12 @@ def padded_features(n_features: int) -> int:
     return max(128, 1 << (n_features - 1).bit_length())
 
 
+def empty_by_token(x: Float[Tensor, "batch heads seq d_head"]) -> Tensor:
+    """Return open numbers as linear maps read and write them: all heads of a token side by side."""
+    batch, heads, seq, width = x.shape
+    return x.new_empty(batch, seq, heads, width).transpose(1, 2)
+
+
 def random_feature_sums(
     query: Float[Tensor, "batch heads seq d_head"],
     key: Float[Tensor, "batch heads seq d_head"],
@@ -80,7 +86,7 @@ def _fake(
     weights, *levels = (query.new_empty(leading, dtype=torch.float32) for _ in range(3))
     columns = padded_features(len(vectors))
     features = (query.new_empty(*leading, columns) for _ in range(2))
-    return query.new_empty(query.shape), weights, *features, *levels
+    return empty_by_token(value), weights, *features, *levels
 
 
 def _backward(
@@ -109,7 +115,7 @@ def _fake_backward(
     grad: Tensor,
     weights_grad: Tensor,
 ) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(x.shape) for x in (query, key, value))
+    return tuple(empty_by_token(x) for x in (query, key, value))
 
 
 def _save(

@@ -29,12 +29,14 @@ from torch import Tensor
 from triton import language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from workloads.kernels.random_feature_attention.op import padded_features
+from workloads.kernels.random_feature_attention.op import empty_by_token, padded_features
 
-CHUNK = 32
+GRADIENT_CHUNK = 32
 """Tokens of a chunk of the gradients: beside a state, slopes of 64 tokens spill."""
-TOKENS = 64
-"""Whose features a program makes, and a chunk of the sums."""
+SUMS_CHUNK = 64
+"""Tokens of a chunk of the sums."""
+FEATURE_TOKENS = 32
+"""Whose features a program makes."""
 
 
 def forward(
@@ -49,7 +51,7 @@ def forward(
     Features of queries and of keys, and what was subtracted from the exponents of both.
     """
     batch, heads, seq, _ = query.shape
-    n_chunks, columns = triton.cdiv(seq, TOKENS), padded_features(len(vectors))
+    n_chunks, columns = triton.cdiv(seq, FEATURE_TOKENS), padded_features(len(vectors))
     totals = query.new_empty(batch, heads, n_chunks, columns, dtype=torch.float32)
     weights = query.new_empty(batch, heads, seq, dtype=torch.float32)
     of_key, key_level = features(key, vectors, eps, totals, None)
@@ -97,19 +99,20 @@ def features(
         x: Keys, or, with `weights`, queries.
         vectors: The random vectors.
         eps: Added to each feature.
-        totals: The sums of each chunk's features of keys: written with keys, read with queries.
-        weights: Where the products of queries with the totals of all earlier chunks go.
+        totals: The sums of the features of each `FEATURE_TOKENS` keys: written with keys, read with
+            queries.
+        weights: Where the products of queries with the totals of all earlier chunks of the sums go.
     """
     (batch, heads, seq, width), n_features = x.shape, len(vectors)
     out = x.new_empty(batch, heads, seq, totals.shape[-1])
     level = x.new_empty(batch, heads, seq, dtype=torch.float32)
     if out.numel():
         constants = padded(width, n_features)
-        _features[(batch * heads, triton.cdiv(seq, TOKENS))](
-            _tiles(_aligned(x), TOKENS), _whole(vectors, constants), out, level, totals,
+        _features[(batch * heads, triton.cdiv(seq, FEATURE_TOKENS))](
+            _tiles(_aligned(x), FEATURE_TOKENS), _whole(vectors, constants), out, level, totals,
             level if weights is None else weights, heads, seq, eps,
-            ARE_KEYS=weights is None, N_FEATURES=n_features, TOKENS=TOKENS, **constants,
-            num_warps=4,
+            ARE_KEYS=weights is None, N_FEATURES=n_features, TOKENS=FEATURE_TOKENS,
+            IN_CHUNK=SUMS_CHUNK // FEATURE_TOKENS, **constants, num_warps=4,
         )  # fmt: skip
     return out, level
 
@@ -125,13 +128,13 @@ def sum_up(
     To `weights` are added those of a chunk itself.
     """
     batch, heads, seq, width = c.shape
-    out = c.new_empty(c.shape)
+    out = empty_by_token(c)
     if out.numel():
         _sums[(batch * heads,)](
-            *(_tiles(x, TOKENS) for x in (a, b, _aligned(c), out)),
+            *(_tiles(x, SUMS_CHUNK) for x in (a, b, _aligned(c), out)),
             out if weights is None else weights, heads, seq,
-            LATER=weights is None, CHUNK=TOKENS, D=padded(width, 1)["D"], M=a.shape[-1],
-            num_warps=8, num_stages=2,
+            LATER=weights is None, CHUNK=SUMS_CHUNK, D=padded(width, 1)["D"], M=a.shape[-1],
+            num_warps=4, num_stages=2,
         )  # fmt: skip
     return out
 
@@ -149,14 +152,14 @@ def _gradient(
 ) -> Tensor:
     """Return the gradient of queries or keys, whose slopes are sums of `(a . b + e) f(other)`."""
     batch, heads, seq, width = own[0].shape
-    out = own[0].new_empty(batch, heads, seq, width)
+    out = empty_by_token(own[0])
     if out.numel():
         constants = padded(width, len(vectors))
-        tiles = (_tiles(x, CHUNK) for x in (own[0], other[0], a, b, out))
+        tiles = (_tiles(x, GRADIENT_CHUNK) for x in (own[0], other[0], a, b, out))
         _input_gradient[(batch * heads,)](
             *tiles, _whole(vectors, constants), extra, own[1], other[1], heads, seq, eps,
-            ARE_KEYS=are_keys, N_FEATURES=len(vectors), CHUNK=CHUNK, **constants,
-            num_warps=8, num_stages=2,
+            ARE_KEYS=are_keys, N_FEATURES=len(vectors), CHUNK=GRADIENT_CHUNK, **constants,
+            num_warps=8, num_stages=3,
         )  # fmt: skip
     return out
 
@@ -191,8 +194,8 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 @triton.jit
 def _features(
     x, vectors, out, level, totals, weights, heads, seq, eps,
-    ARE_KEYS: tl.constexpr, N_FEATURES: tl.constexpr, TOKENS: tl.constexpr, SCALE: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr,
+    ARE_KEYS: tl.constexpr, N_FEATURES: tl.constexpr, TOKENS: tl.constexpr,
+    IN_CHUNK: tl.constexpr, SCALE: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
 ):  # fmt: skip
     """Store the features of some tokens of a head, and what was subtracted from the exponents."""
     pair, chunk = tl.program_id(0), tl.program_id(1)
@@ -219,7 +222,7 @@ def _features(
         tl.store(totals + chunk * M, tl.sum(found.to(tl.float32), 0))
     else:
         before = tl.zeros([M], tl.float32)
-        for earlier in range(chunk):
+        for earlier in range(chunk // IN_CHUNK * IN_CHUNK):
             before += tl.load(totals + earlier * M)
         read = tl.sum(found.to(tl.float32) * before[None, :], 1)
         tl.store(weights + at, read, mask=row < seq)

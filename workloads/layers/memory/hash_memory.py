@@ -94,7 +94,10 @@ class HashMemory(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch d_input"], context: Context
     ) -> Float[Tensor, "*batch width"]:
-        """Return the sums of the rows and the bias, in fp32."""
+        """Return the sums of the rows and the bias, in the type of the sums (`MemoryTable.hashed`).
+
+        Like those of a linear map: what follows, and its gradient, has half as much to move then.
+        """
         chunks = x.reshape(-1, self.shape.n_chunks, self.shape.bits)
         output, ids, weights = self.table.hashed(
             chunks,
@@ -105,7 +108,8 @@ class HashMemory(nn.Module):
         self.usage.mark(ids.T)
         if context.record_usage:
             self.usage.record(ids, weights)
-        return (output + self.bias).view(*x.shape[:-1], self.shape.width)
+        output = output + self.bias.to(output.dtype)
+        return output.view(*x.shape[:-1], self.shape.width)
 
     def initialise(self, name: str, value: Tensor, generator: torch.Generator) -> None:
         """Write the bias."""

@@ -162,7 +162,7 @@ def compile_for_sm90(pytestconfig: pytest.Config) -> Callable[..., Resources]:
             target=GPUTarget("cuda", 90, 32),
             options={"num_warps": num_warps, "num_stages": num_stages},
         )
-        assert not overwritten_tiles(compiled.asm["ptx"]), "see kernels/wgmma_wait.py"
+        assert not overwritten_tiles(compiled.asm["ptx"]), "a product reads it still: wait before"
         sass = disassemble(compiled.asm["cubin"])
         registers = re.search(r"REG:(\d+)", sass)
         assert registers, "cuobjdump did not tell the registers"

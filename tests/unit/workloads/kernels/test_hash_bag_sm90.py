@@ -146,8 +146,11 @@ def test_hashing_spills_nothing_and_loads_a_chunk_of_8_bits_at_once(
     }
     constants = {"token_stride": 1, "TIMES_L1": times_l1, **tile}
 
-    for kernel in (sign_hash._forward, sign_hash._backward):
-        made = compile_for_sm90(kernel, signature, constants, num_warps=warps)
+    for kernel, alone in (
+        (sign_hash._forward, {"one_hot": None}),
+        (sign_hash._backward, {"OF_ALL": False, "code_stride": 0}),
+    ):
+        made = compile_for_sm90(kernel, signature, {**constants, **alone}, num_warps=warps)
 
         assert made.spills == 0
         if bits == 8:

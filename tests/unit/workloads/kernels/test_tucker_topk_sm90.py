@@ -1,13 +1,13 @@
 """What the compiler makes of selection by Tucker-decomposed scores for an H100 or H200.
 
-Nothing spilled, one thread sorts a token, sums of sub-keys' gradients on tensor cores.
+Nothing spilled, one thread sorts a token.
 """
 
 import pytest
 import torch
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
-import triton.language as tl
+import triton
 
 from workloads.kernels.tucker_topk import backward
 from workloads.kernels.tucker_topk import triton as kernels
@@ -19,24 +19,21 @@ SIZES = {"30m": (2, 480, 128, 16), "134m": (2, 1024, 192, 32), "rank 4": (4, 480
 SIGNATURE = {
     **dict.fromkeys(("ordered_ptr", "ids_ptr"), "*i64:16"),
     "keys_ptr": "*fp16:16",
-    "key_ids_ptr": "*i32:16",
     **dict.fromkeys(
         ("scales_ptr", "products_ptr", "core_ptr", "scores_ptr", "grad_ptr", "weights_ptr"),
         "*fp32:16",
     ),
-    **dict.fromkeys(
-        ("core_grads_ptr", "sums_ptr", "sub_keys_ptr", "out_ptr", "chosen_ptr"), "*fp32:16"
-    ),
+    **dict.fromkeys(("core_grads_ptr", "sub_keys_ptr", "out_ptr", "chosen_ptr"), "*fp32:16"),
     **dict.fromkeys(("stride_half", "stride_head", "stride_query", "stride_token"), "i32:16"),
     **dict.fromkeys(("n_keys", "width", "found_slots"), "i32:16"),
-    **dict.fromkeys(("tiles_d", "n_tokens", "all_tokens", "padded_tokens", "knn"), "i32"),
+    **dict.fromkeys(("n_tokens", "all_tokens", "padded_tokens", "knn"), "i32"),
 }
 ONE_HEAD = {"n_heads": 1}
 """A constant, as Triton makes of every argument that is one."""
 
 
 def _signature(query: str) -> dict[str, str]:
-    return {**SIGNATURE, **dict.fromkeys(("query_ptr", "query_grad_ptr"), f"*{query}:16")}
+    return {**SIGNATURE, **dict.fromkeys(("query_ptr",), f"*{query}:16")}
 
 
 def _reading(size: str, dtype: torch.dtype) -> tuple[int, int, kernels.SubKeyTile]:
@@ -79,20 +76,26 @@ def test_products_of_a_token_stay_in_registers(compile_for_sm90, size, query):
     assert made.spills == 0
 
 
-@pytest.mark.parametrize(
-    ("size", "query", "shared"), [*((*case, False) for case in CASES), ("30m", "bf16", True)]
-)
-def test_gradients_of_a_token_stay_in_registers(compile_for_sm90, size, query, shared):
-    rank, _, read = _reading(size, QUERIES[query])
+@pytest.mark.parametrize("weights", ["bf16", "fp32"])
+@pytest.mark.parametrize("size", SIZES)
+def test_dense_weights_stay_in_registers(compile_for_sm90, size, weights):
+    rank, slots, read = _reading(size, torch.bfloat16)
 
     made = compile_for_sm90(
-        backward._token_gradients,
-        _signature(query),
-        {**_constants(rank, read, shared=shared), "TOKENS": backward.TOKENS},
-        num_warps=kernels.TOKEN_WARPS,
+        backward._dense_weights,
+        {**SIGNATURE, "weights_ptr": f"*{weights}:16"},
+        {
+            "RANK": rank,
+            "RANKS": read.ranks,
+            "SLOTS": slots,
+            "BLOCK_T": backward.COMPARED // slots**2,
+            "BLOCK_N": min(1024, triton.next_power_of_2(SIZES[size][1])),
+            **ONE_HEAD,
+        },
     )
 
     assert made.spills == 0
+    assert "STG.E.128" in made.sass  # zeros, 16 bytes at a time
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -111,31 +114,6 @@ def test_a_token_is_sorted_by_one_thread(compile_for_sm90, size):
     # Threads exchange numbers to store them side by side, and not before.
     assert "SHFL" not in made.sass
     assert made.shared_bytes == 32 * slots * 8
-
-
-@pytest.mark.parametrize(("query", "parts"), [("bf16", 1), ("fp32", 2)])
-def test_gradients_of_sub_keys_come_from_tensor_cores(compile_for_sm90, query, parts):
-    keys, tokens, columns = backward.KEY_TILE
-
-    made = compile_for_sm90(
-        backward._key_gradient,
-        _signature(query),
-        {
-            "RANK": 2,
-            "RANKS": 2,
-            "SHARED": False,
-            "QUERY_PARTS": parts,
-            "TYPE": tl.bfloat16,
-            "BLOCK_N": keys,
-            "BLOCK_T": tokens,
-            "BLOCK_D": columns,
-            **ONE_HEAD,
-        },
-        num_warps=backward.KEY_WARPS,
-    )
-
-    assert made.spills == 0
-    assert "HGMMA" in made.sass
 
 
 def test_products_of_chosen_slots_stay_in_registers(compile_for_sm90):

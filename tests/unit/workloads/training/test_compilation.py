@@ -43,6 +43,14 @@ def traced_only(monkeypatch):
     assert refused == []
 
 
+def test_views_are_not_replayed_from_what_a_cache_may_have_spoilt():
+    """pytorch#185630: sizes of a graph's returned views, read from freed memory."""
+    model = model_of("all_attention")
+    compilation.compile_training(model)
+
+    assert torch._functorch.config.view_replay_for_aliased_outputs is False
+
+
 def model_of(name, **changes):
     module = registry.architecture(name)
     model = module.Config(**{**module.PRESETS["d16"], **changes}).build(64)
