@@ -95,7 +95,8 @@ def image(figure: Figure, kind: str) -> bytes:
             figure.savefig(buffer, format=kind, metadata={dated: None}, **options)
             return buffer.getvalue()
         figure.savefig(buffer, format="rgba", **options)
-    width, height = (int(inches * DPI) for inches in figure.get_size_inches())
+    # 45.65 inches are 9129.999... pixels by one product, and 9130 by matplotlib's.
+    width, height = (int(round(inches * DPI, 6)) for inches in figure.get_size_inches())
     pixels = np.frombuffer(buffer.getbuffer(), dtype=np.uint8).reshape(height, width, 4)
     return png(pixels[..., :3], dpi=DPI)
 
