@@ -9,8 +9,9 @@ questions where it is known. The CSV has a line for every finished trial.
 """
 
 import argparse
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +44,8 @@ METRICS = {
 """Metric, or the end of an `eval/TASK/` metric -> heading."""
 FIGURE_METRICS = 3
 """Panels of the figure: the first metrics."""
+MOST_INSIDE = 9
+"""Curves whose names stand inside of a panel; those of more are at the right."""
 
 
 class Column(NamedTuple):
@@ -133,7 +136,11 @@ def _page(
         "training, s",
     ]
     lines += [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
-    ordered = table.sort_values([*_varied(table), "architecture"], kind="stable")
+    ordered = table.sort_values(
+        [*_varied(table, "data."), "architecture", *_varied(table, "model.", "train.")],
+        kind="stable",
+        na_position="first",
+    )
     for _, rows in ordered.groupby("configuration", sort=False):
         first = rows.iloc[0]
         cells = [
@@ -154,12 +161,24 @@ def _page(
 
 
 def _minutes(sweep: SweepDir) -> float:
-    """Return the time from the first start of a trial to the last end."""
-    starts, ends = [], []
+    """Return how long trials ran: pauses in which none did are left out."""
+    spans = []
     for trial in sweep.trials():
-        starts += [launch["started_at"] for one in trial.attempts() if (launch := one.launch())]
-        ends += [result["finished_at"] for result in (trial.result(),) if result]
-    return (max(ends) - min(starts)) / 60
+        result = trial.result()
+        for attempt in trial.attempts():
+            launch = attempt.launch()
+            if launch is None:
+                continue
+            if result is not None and result.get("attempt", attempt.number) == attempt.number:
+                end = result["finished_at"]
+            else:  # with its last line, whenever its loss was noticed
+                end = max((line.t / 1000 for line in attempt.lines()), default=0.0)
+            spans.append((launch["started_at"], end))
+    seconds, until = 0.0, -math.inf
+    for start, end in sorted(spans):
+        seconds += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return seconds / 60
 
 
 def _about(runs: "analysis.Runs", sweep_dir: SweepDir) -> list[str]:
@@ -179,12 +198,17 @@ def _about(runs: "analysis.Runs", sweep_dir: SweepDir) -> list[str]:
         f"| trials | {len(table)} finished, {len(runs.excluded)} not; seeds "
         f"{', '.join(map(str, seeds))} |",
         f"| training | {training} |",
-        f"| code | commit {facts.get('git.commit', 'unknown')} |",
+        f"| code | commit {facts.get('git.commit', 'unknown')}"
+        f"{' with changes, whose text the records hold' if _dirty(facts) else ''} |",
         f"| device | {device}, torch {facts.get('packages.torch', 'unknown')} |",
-        f"| time | {minutes:.1f} minutes from the first start to the last end, {trial_minutes:.1f} "
-        "trial-minutes of training; trials share the device, so seconds of single trials cannot be "
-        "compared |",
+        f"| time | {minutes:.1f} minutes in which trials ran, {trial_minutes:.1f} trial-minutes of "
+        "training; trials share the device, so seconds of single trials cannot be compared |",
     ]
+
+
+def _dirty(facts: Mapping[str, str]) -> bool:
+    """Return whether some trial's code was not as committed."""
+    return "True" in facts.get("git.dirty", "")
 
 
 def _command(sweep_dir: SweepDir) -> str:
@@ -201,15 +225,30 @@ def _range(values: pd.Series) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _varied(table: pd.DataFrame) -> list[str]:
-    """Return the settings of the data that differ between trials and are numbers."""
+def _varied(table: pd.DataFrame, *sections: str) -> list[str]:
+    """Return the settings of sections (`data.`, ...) that differ between trials and are numbers."""
     return [
         name
         for name in table
-        if name.startswith("data.")
+        if name.startswith(sections)
         and pd.api.types.is_numeric_dtype(table[name])
         and table[name].nunique() > 1
     ]
+
+
+def _across(table: pd.DataFrame) -> str:
+    """Return what the figure is drawn against.
+
+    What varies in the data; or what was tuned at one size, as learning rates are; or total
+    parameters.
+    """
+    if varied := _varied(table, "data."):
+        return varied[0]
+    if table.groupby("architecture")["total_params"].nunique().max() == 1:
+        for name in _varied(table, "train."):
+            if name != "train.tokens" and table.groupby("architecture")[name].nunique().min() > 1:
+                return name
+    return "total_params"
 
 
 def _mean(rows: pd.DataFrame, metric: str) -> str:
@@ -232,37 +271,43 @@ def _curves(table: pd.DataFrame, across: str) -> Iterator[tuple[str, pd.DataFram
     """
     for architecture, rows in table.groupby("architecture"):
         settings = [name for name in rows if name.startswith(("train.", "model."))]
-        varied = [c for c in settings if rows.groupby(across)[c].nunique().max() > 1]
+        varied = [c for c in settings if rows.groupby(across)[c].nunique(dropna=False).max() > 1]
         if not varied:
             yield str(architecture), rows
             continue
-        for values, part in rows.groupby(varied):
+        for values, part in rows.groupby(varied, dropna=False):
             named = zip((name.rpartition(".")[2] for name in varied), values, strict=True)
-            shown = ", ".join(
+            shown = [
                 f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
                 for name, value in named
-            )
-            yield f"{architecture}, {shown}", part
+                if not pd.isna(value)
+            ]
+            yield ", ".join([str(architecture), *shown]), part
 
 
 def _figure(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> None:
-    """Draw each metric against what varies in the data, else total parameters."""
-    varied = _varied(table)
-    across = varied[0] if varied else "total_params"
-    figure, axes = plt.subplots(
-        1, len(columns), figsize=(4.2 * len(columns), 3.6), squeeze=False, layout="constrained"
-    )
+    """Draw each metric against what `_across` says."""
+    across = _across(table)
+    curves = list(_curves(table, across))
+    many = len(curves) > MOST_INSIDE
+    size = (4.2 * len(columns) + 2.4 * many, 6.0 if many else 3.6)
+    figure, axes = plt.subplots(1, len(columns), figsize=size, squeeze=False, layout="constrained")
+    looks = list(itertools.product("os^Dv", (f"C{i}" for i in range(10))))
     for panel, (metric, heading) in zip(axes[0], columns, strict=True):
-        for name, rows in _curves(table, across):
+        for (name, rows), (marker, color) in zip(curves, itertools.cycle(looks)):
             means = rows.groupby(across)[metric].mean()
-            (line,) = panel.plot(means.index, means, marker="o", label=name)
+            panel.plot(means.index, means, marker=marker, color=color, label=name, markersize=5)
             if rows["seed"].nunique() > 1:
-                panel.scatter(rows[across], rows[metric], s=9, alpha=0.5, color=line.get_color())
+                panel.scatter(rows[across], rows[metric], s=9, alpha=0.5, color=color)
         panel.set(xscale="log", xlabel=across.rpartition(".")[2].replace("_", " "), ylabel=heading)
-        panel.xaxis.set_major_formatter(EngFormatter())
+        panel.xaxis.set_major_formatter(EngFormatter() if across != "train.lr" else "{x:g}")
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes[0][-1].legend(fontsize=7)
+    if many:
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", fontsize=7)
+    else:
+        axes[0][-1].legend(fontsize=7)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

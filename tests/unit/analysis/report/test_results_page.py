@@ -25,7 +25,7 @@ def results_page():
 def write(synthetic, tmp_path):
     """Return a function that writes a finished trial of 100 steps, in the sweep `facts`."""
 
-    def one(architecture, seed, *, people=1_000, n_keys=None, preset="32w", **metrics):
+    def one(architecture, seed, *, people=1_000, n_keys=None, preset="32w", rate=None, **metrics):
         trial = synthetic.make_trial(architecture, 32, seed, sweep="facts", **metrics)
         model = trial.spec.model | ({"n_keys": n_keys} if n_keys else {})
         spec = replace(
@@ -33,7 +33,8 @@ def write(synthetic, tmp_path):
             preset=preset,
             model=model,
             data={"source": "biographies", "n_people": people},
-            train={"tokens": 2_000_000, "batch_tokens": 20_000, "seq_len": 256},
+            train={"tokens": 2_000_000, "batch_tokens": 20_000, "seq_len": 256}
+            | ({"lr": rate} if rate else {}),
         )
         return synthetic.write_done(tmp_path / "runs", replace(trial, spec=spec))
 
@@ -110,7 +111,7 @@ def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results
     assert "| trials | 3 finished, 1 not; seeds 0, 1 |" in text
     assert "| training | 100 steps of 20,000 tokens of 256 |" in text
     # From 1 s to 301 s; 1,000 + 2,001 + 12.5 s of training.
-    assert "| time | 5.0 minutes from the first start to the last end, 50.2 trial-minutes" in text
+    assert "| time | 5.0 minutes in which trials ran, 50.2 trial-minutes" in text
     assert text.count("\n* dense-") == 1
     # Trials, not means: each number of the page can be found in its trial.
     trials = pd.read_csv(tmp_path / "out" / "facts.csv")
@@ -144,6 +145,31 @@ def test_curves_of_different_settings_are_not_averaged(write, page, results_page
 
     assert curves["exact match", "memory_plus, n_keys 8"] == [[1_000, 0.08], [4_000, 0.08]]
     assert curves["exact match", "memory_plus, n_keys 16"] == [[1_000, 0.16], [4_000, 0.16]]
+
+
+def test_pauses_are_no_time_and_a_tuned_setting_is_what_is_drawn_against(
+    write, page, results_page, tmp_path, synthetic
+):
+    ends = {1e-3: 61.0, 3e-3: 181.0, 1e-2: 121.0}
+    for rate, end in ends.items():
+        for architecture in ("dense", "peer"):
+            trial = write(architecture, 0, rate=rate, **{"valid/loss": 100 * rate})
+            result = trial.path / "result.json"
+            result.write_text(json.dumps(json.loads(result.read_text()) | {"finished_at": end}))
+            if rate == 3e-3:  # alone, an hour later
+                launch = next(trial.path.glob("attempts/*/launch.json"))
+                launch.write_text(json.dumps({"started_at": 3601.0}))
+                result.write_text(
+                    json.dumps(json.loads(result.read_text()) | {"finished_at": 3661.0})
+                )
+
+    lines, figures = page()
+
+    assert "| time | 3.0 minutes in which trials ran" in "\n".join(lines)
+    assert [row[1] for row in rows(lines)[1:]] == 2 * ["lr=1e-3", "lr=3e-3", "lr=1e-2"]
+    assert points(figures)["held-out loss, nats per token", "peer"] == [
+        [rate, pytest.approx(100 * rate)] for rate in ends
+    ]
 
 
 @pytest.mark.parametrize("there", [False, True])
