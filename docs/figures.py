@@ -27,7 +27,7 @@ def main() -> None:
     """Draw recall of facts at two bases and bits per byte of a text, against memory parameters."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
     panels = (
-        (("facts_1m", "facts_1m_memory"), "1m base", RECALL, "facts recalled"),
+        (("facts_1m", "facts_1m_memory", "facts_1m_largest"), "1m base", RECALL, "facts recalled"),
         (("facts_3m",), "3m base", RECALL, "facts recalled"),
         (("text_3m",), "3m base", "valid/bits_per_byte", "bits per byte, held-out text"),
     )
