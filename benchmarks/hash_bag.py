@@ -2,8 +2,7 @@
 
     python benchmarks/hash_bag.py           # all shapes, under a minute on an H200
     python benchmarks/hash_bag.py --tune    # the bag's forward pass in other tilings too
-    python benchmarks/hash_bag.py --one-hot --tokens 32768    # small tables, tilings of products
-    python benchmarks/hash_bag.py --one-hot --tokens 32768 --used    # the tilings in use alone
+    python benchmarks/hash_bag.py --one-hot --tokens 32768    # small tables, by products
 
 Forward, ms: `hash` makes rows and scores from fp32 numbers, `bag` sums the rows, `both` is the
 operation as a layer calls it. Beside it, as multiples of `both`: the same from two kernels of which
@@ -15,17 +14,18 @@ torch's way, both gradients of `index_select` and product, again without the has
 of the timed inputs against float64: output and numbers' gradient of 256 tokens, table gradient of
 five rows, the most read one among them.
 
-With `--one-hot`, MemoryFormer's three layers at 30m, bf16: each product with a one-hot matrix in
-several tilings, "*" the one in use, beside rows read one by one, and cuBLAS's product with the
-matrix stored. The floor is 2 tokens rows width FLOPs at 989 TFLOP/s. Errors there are against
-products in fp32 of the same bf16 numbers: outputs in bf16 are off by about 2e-3.
+With `--one-hot`, MemoryFormer's three layers at 30m, bf16: each product with a one-hot matrix, what
+writes the matrix and reads gradients from one, all together, and rows read one by one beside them.
+The floor is 2 tokens rows width FLOPs at 989 TFLOP/s. Errors there are against products in fp32 of
+the same bf16 numbers: outputs in bf16 are off by about 2e-3.
 """
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import gpu_timing
 import torch
@@ -78,26 +78,6 @@ ONE_HOT_SHAPES = [
     Shape(bits=4, width=1280),
     Shape(chunks=256, bits=5, width=512),
 ]
-SUMS = [
-    one_hot.ProductTile(tokens=128, rows=64, columns=128, warps=4, stages=3),
-    one_hot.ProductTile(tokens=128, rows=64, columns=256, warps=8, stages=3),
-    one_hot.ProductTile(tokens=128, rows=128, columns=256, warps=8, stages=2),
-    one_hot.ProductTile(tokens=256, rows=64, columns=128, warps=8, stages=3),
-]
-TABLE_GRADIENTS = [
-    *(
-        one_hot.ProductTile(tokens=64, rows=128, columns=128, warps=4, stages=3, resident=resident)
-        for resident in (1, 264, 396)
-    ),
-    one_hot.ProductTile(tokens=64, rows=128, columns=256, warps=8, stages=3),
-    one_hot.ProductTile(tokens=64, rows=256, columns=128, warps=8, stages=3),
-]
-SCORE_GRADIENTS = [
-    one_hot.ProductTile(tokens=128, rows=128, columns=64, warps=4, stages=3),
-    one_hot.ProductTile(tokens=128, rows=128, columns=64, warps=8, stages=3),
-    one_hot.ProductTile(tokens=128, rows=256, columns=64, warps=8, stages=3),
-    one_hot.ProductTile(tokens=128, rows=256, columns=64, warps=8, stages=4),
-]
 
 
 def main() -> None:
@@ -110,12 +90,11 @@ def main() -> None:
     parser.add_argument(
         "--one-hot", action="store_true", help="time products with one-hot matrices"
     )
-    parser.add_argument("--used", action="store_true", help="of these, the tilings in use alone")
     arguments = parser.parse_args()
     if arguments.one_hot:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
         for shape in ONE_HOT_SHAPES:
-            _one_hot(shape, arguments.tokens, used_only=arguments.used)
+            _one_hot(shape, arguments.tokens)
         _marks(ONE_HOT_SHAPES[0], arguments.tokens)
         return
     copy_gbps = gpu_timing.copy_gbps()
@@ -194,34 +173,34 @@ def _tilings(table: Tensor, rows: Tensor, scores: Tensor) -> None:
         print(f"    {tokens:>4} tokens, {warps:>2} warps: {ms:.3f} ms")
 
 
-_Run = tuple[str, Callable[[], Tensor], Tensor | None]
+_Run = tuple[str, Callable[[], Any], Tensor | None]
 """What is timed, how it runs, and what it should give."""
 
 
-def _one_hot(shape: Shape, tokens: int, *, used_only: bool) -> None:
-    """Print a line for each way to take a layer's three products, and for those it replaces."""
-    tried: tuple[list[one_hot.ProductTile], ...] = (SUMS, TABLE_GRADIENTS, SCORE_GRADIENTS)
-    sums_tiles, table_tiles, score_tiles = ([], [], []) if used_only else tried
+def _one_hot(shape: Shape, tokens: int) -> None:
+    """Print a line for each of a layer's products, and for those of reading row by row."""
     torch.manual_seed(0)
     table = torch.randn(shape.chunks << shape.bits, shape.width, device="cuda").bfloat16()
     grad = torch.randn(tokens, shape.width, device="cuda").bfloat16()
-    z = torch.randn(tokens, shape.chunks, shape.bits, device="cuda")
+    z = torch.randn(tokens, shape.chunks, shape.bits, device="cuda").bfloat16()
     rows, scores = sign_hash.forward(z, **HOW)
-    matrix = torch.zeros(tokens, len(table), device="cuda", dtype=torch.bfloat16)
-    matrix.scatter_(1, rows.long(), scores.bfloat16())
+    matrix = table.new_empty(tokens, len(table))
+    sign_hash.write(z, one_hot=matrix, **HOW)
+    of_all = (grad @ table.T).view(tokens, shape.chunks, -1)
     tera = 2 * tokens * table.numel() / 1e12
     print(f"\n{shape}, {tokens:,} tokens; floor of each product {tera / 989 * 1e3:.3f} ms")
-    print(f"{'':>70} | {'ms':>7} {'TFLOP/s':>8} {'error':>8}")
+    print(f"{'':>40} | {'ms':>7} {'TFLOP/s':>8} {'error':>8}")
     t32, g32 = table.float(), grad.float()
     y, table_grad = matrix.float() @ t32, matrix.float().T @ g32
     scores_grad = (g32 @ t32.T).gather(1, rows.long())
-
+    needs = {"needs_table": True, "needs_z": True}
     runs: list[_Run] = [
-        ("hash, numbers of bf16", lambda: sign_hash.forward(z.bfloat16(), **HOW)[1], None),
+        ("rows and scores", lambda: sign_hash.forward(z, **HOW)[1], None),
+        ("the matrix", lambda: sign_hash.write(z, one_hot=matrix, **HOW), None),
         ("sums, row by row", lambda: kernel.bag(table, rows, scores), y),
         ("sums, row by row, fp32", lambda: kernel.bag(t32, rows, scores), y),
-        ("sums, cuBLAS", lambda: matrix @ table, y),
-        *_tiles("sums", sums_tiles, one_hot.SUMS, partial(one_hot.sums, table, rows, scores), y),
+        ("sums, product", lambda: matrix @ table, y),
+        ("all of the forward pass", lambda: one_hot.forward(table, z, **HOW)[0], y),
         (
             "both gradients, sorted",
             lambda: _sorted_gradients(table, rows, scores, grad),
@@ -229,24 +208,17 @@ def _one_hot(shape: Shape, tokens: int, *, used_only: bool) -> None:
         ),
         (
             "both gradients, sorted, fp32",
-            lambda: _sorted_gradients(t32, rows, scores, g32),
+            lambda: _sorted_gradients(t32, rows, scores, grad),
             table_grad,
         ),
-        ("table gradient, cuBLAS", lambda: matrix.T @ grad, table_grad),
-        *_tiles(
-            "table gradient",
-            table_tiles,
-            one_hot.TABLE_GRADIENT,
-            partial(one_hot.table_gradient, table, rows, scores, grad),
+        ("table gradient, product", lambda: matrix.T @ grad, table_grad),
+        ("gradients of all scores, product", lambda: grad @ table.T, None),
+        ("gradient of numbers, of scores", lambda: sign_hash.backward(z, scores_grad, **HOW), None),
+        ("gradient of numbers, of all scores", lambda: sign_hash.backward(z, of_all, **HOW), None),
+        (
+            "all of the backward pass",
+            lambda: one_hot.backward(table, z, grad, **HOW, **needs)[0],
             table_grad,
-        ),
-        ("score gradient, cuBLAS, of all rows", lambda: grad @ table.T, None),
-        *_tiles(
-            "score gradient",
-            score_tiles,
-            one_hot.SCORE_GRADIENT,
-            partial(one_hot.score_gradient, table, rows, grad),
-            scores_grad,
         ),
     ]
     _print_runs(runs, tera)
@@ -259,9 +231,9 @@ def _print_runs(runs: list[_Run], tera: float) -> None:
             error = "" if expected is None else f"{_relative(run(), expected):.1e}"
             ms = median_ms(run)
         except Exception as failure:  # a tile too large for this GPU
-            print(f"{what:>70} | {failure!r:.100}", flush=True)
+            print(f"{what:>40} | {failure!r:.100}", flush=True)
             continue
-        print(f"{what:>70} | {ms:7.3f} {1e3 * tera / ms:8.0f} {error:>8}", flush=True)
+        print(f"{what:>40} | {ms:7.3f} {1e3 * tera / ms:8.0f} {error:>8}", flush=True)
 
 
 def _marks(shape: Shape, tokens: int) -> None:
@@ -275,20 +247,7 @@ def _marks(shape: Shape, tokens: int) -> None:
 
     for name, ids in (("token", rows), ("chunk", rows.T)):
         run = partial(torch.compile(mark), ids)
-        print(f"{f'rows marked, {name} by {name}':>70} | {median_ms(run):7.3f}", flush=True)
-
-
-def _tiles(
-    name: str,
-    tried: list[one_hot.ProductTile],
-    used: one_hot.ProductTile,
-    run: Callable[..., Tensor],
-    expected: Tensor,
-) -> Iterator[_Run]:
-    for tile in dict.fromkeys([*tried, used]):
-        sizes = f"{tile.tokens} x {tile.rows} x {tile.columns}, {tile.warps} warps"
-        sizes += f", {tile.stages} stages" + f", {tile.resident} at once"
-        yield f"{name} {sizes} {'*' if tile == used else ' '}", partial(run, tile=tile), expected
+        print(f"{f'rows marked, {name} by {name}':>40} | {median_ms(run):7.3f}", flush=True)
 
 
 def _sorted_gradients(table: Tensor, rows: Tensor, scores: Tensor, grad: Tensor) -> Tensor:

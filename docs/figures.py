@@ -36,7 +36,7 @@ def main() -> None:
         _draw(panel, runs, metric)
         panel.set(title=title, ylabel=label, xlabel="parameters of the memory")
         if metric == RECALL:
-            panel.set_ylim(0, 1)
+            panel.set_ylim(0, 1.03)
     axes[0].legend(frameon=False)
     figure.savefig(IMAGE, dpi=150)
     print(f"wrote {IMAGE}")
