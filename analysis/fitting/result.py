@@ -316,6 +316,8 @@ class LawFit:
             level=self.levels.new_run,
             objective=self.objective_of,
         )
+        if self.law.outcome_is_share:  # residuals know no bound, a run's share has two
+            new_low, new_high = np.clip(new_low, 0.0, 1.0), np.clip(new_high, 0.0, 1.0)
         distance = np.ones(len(y))
         with np.errstate(divide="ignore", invalid="ignore"):
             for name in self.law.inputs:

@@ -143,3 +143,14 @@ def test_accuracies_outside_zero_to_one_are_refused():
 def test_impossible_floors_and_ceilings(options):
     with pytest.raises(ValueError, match="must lie in"):
         fit_saturating([1, 2], [0.1, 0.2], **options)
+
+
+def test_a_new_run_recalls_no_less_than_nothing_and_no_more_than_all():
+    generator = np.random.default_rng(0)
+    y = np.clip(truth(X, ceiling=1.0) + 0.15 * generator.standard_normal(len(X)), 0, 1)
+    fit = fit_saturating(X, y, clusters=CLUSTERS, n_draws=200)
+
+    prediction = fit.predict(np.geomspace(1e3, 1e10, 8))
+
+    assert prediction.new_low.min() == 0.0
+    assert prediction.new_high.max() == 1.0
