@@ -91,6 +91,18 @@ def margins(values: Iterable[float], *, least: float) -> tuple[float, float]:
     return low / margin, high * margin
 
 
+def outcome_limits(values: Iterable[float], outcome: str) -> tuple[float, float]:
+    """Return the ends of an outcome's axis.
+
+    The runs set the scale: the band of a poor fit may leave the panel, the points may not.
+    """
+    array = np.asarray(list(values))
+    low, high = float(array.min()), float(array.max())
+    span = high - low or abs(high) or 1.0
+    low, high = low - 0.12 * span, high + 0.12 * span
+    return (max(low, -0.02), min(high, 1.02)) if outcome == "factual_recall" else (low, high)
+
+
 def grid(axes: Axes) -> None:
     """Draw a pale grid behind everything else."""
     axes.grid(visible=True, color="#E5E5E5", linewidth=0.8)

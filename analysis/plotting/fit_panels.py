@@ -51,6 +51,12 @@ LABELS = {
     "data_bits": "Bits in the data",
     "x": "Size",
 }
+Y_LABELS = {
+    "factual_recall": "Factual recall (share of facts)",
+    "answer_nll": "Answer NLL (nats per fact, lower is better)",
+    "bits_per_param": "Stored knowledge (bits per parameter)",
+    "loss": "Loss (nats per token, lower is better)",
+}
 OUTCOMES = {"loss": "Loss (nats per token)", "accuracy": "Accuracy", "error": "Error"}
 
 

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from analysis.formatting import number
 from analysis.plotting.axes import INK, caption
 from analysis.plotting.canvas import new_figure, styled
-from analysis.plotting.fit_panels import side_title
-from analysis.plotting.sweep_figure import Y_LABELS
+from analysis.plotting.fit_panels import Y_LABELS, side_title
 from analysis.scaling.best_settings import size_names
 from analysis.scaling.equal_compute import higher_is_better
 from orchestrator.records.varied_settings import setting_text

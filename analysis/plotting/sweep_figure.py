@@ -16,23 +16,20 @@ from analysis.plotting.axes import (
     grid,
     log_scale,
     margins,
+    outcome_limits,
     points,
     power_of_ten,
     rounded,
     series_handle,
 )
 from analysis.plotting.canvas import new_figure, styled
-from analysis.plotting.fit_panels import LABELS, MISFIT_LINE, is_misfit, misfit_words
-from analysis.plotting.style import SeriesStyle, series_styles
+from analysis.plotting.fit_panels import LABELS, MISFIT_LINE, Y_LABELS, is_misfit, misfit_words
+from analysis.plotting.setting_figure import arm_styles, setting_figure
+from analysis.plotting.style import SeriesStyle, marker_size, series_styles
 from analysis.scaling.series_curves import over_tables
 from analysis.scaling.sweep_summary import SweepFits
+from analysis.scaling.tuned_setting import tuned_setting
 
-Y_LABELS = {
-    "factual_recall": "Factual recall (share of facts)",
-    "answer_nll": "Answer NLL (nats per fact, lower is better)",
-    "bits_per_param": "Stored knowledge (bits per parameter)",
-    "loss": "Loss (nats per token, lower is better)",
-}
 X_WORDS = {
     "total_params": "parameters",
     "training_flops": "training compute",
@@ -52,7 +49,8 @@ def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
     Both panels are needed because a memory table adds parameters and hardly any FLOPs: it moves a
     point to the right in the left panel, and upward in the right panel. Where curves run over the
     tables of one preset, the panels are against memory parameters, and against all parameters.
-    Without factual recall (a text corpus) both panels show the loss.
+    Without factual recall (a text corpus) both panels show the loss. Where one setting was tuned at
+    one size, no curve over sizes is possible: outcomes are then drawn against that setting.
 
     Raises:
         ValueError: If the table has no outcome to draw.
@@ -67,6 +65,9 @@ def sweep_figure(runs: Runs, fits: SweepFits) -> Figure:
         raise ValueError(
             "figure: no run with factual recall, answer NLL or loss; finish a trial first"
         )
+    tuned = tuned_setting(table, fits)
+    if tuned is not None:
+        return setting_figure(runs, tuned, shown[0])
     sizes = ["total_params", *(["training_flops"] if "training_flops" in table else [])]
     if any(over_tables(rows) for _, rows in table.groupby(table["configuration"].map(fits.series))):
         sizes = ["memory_params", "total_params"]
@@ -108,13 +109,17 @@ def _curve(fits: SweepFits, series: str, panel: tuple[str, str]) -> LawFit | Non
 
 
 def _handle(style: SeriesStyle, name: str, *, fitted: bool, crowded: bool) -> Line2D:
-    size = _size(style.marker, 7 if crowded else 8)
+    size = marker_size(style.marker, 7 if crowded else 8)
     line: Any = {"linewidth": 2} if fitted else {"linewidth": 1.2, "linestyle": ":"}
     return series_handle(style, name, markersize=size, markeredgewidth=1.8, **line)
 
 
 def sweep_styles(runs: Runs, fits: SweepFits) -> dict[str, SeriesStyle]:
     """Return the look of every series of a sweep, the same in all its figures."""
+    tuned = tuned_setting(runs.table, fits)
+    if tuned is not None:
+        of_arm = arm_styles(runs, tuned)
+        return {fits.series[c]: of_arm[arm] for c, arm in tuned.arms.items()}
     return series_styles(fits.series[str(c)] for c in runs.table["configuration"])
 
 
@@ -159,7 +164,9 @@ def _draw_series(
     means = rows.groupby("configuration")[[x, outcome]].mean().sort_values(x)
     repeated = rows[rows["configuration"].duplicated(keep=False)]
     # The mean is hollow and lies below, so that no seed hides behind it.
-    hollow = points(style, _size(style.marker, 7 if crowded else 9), edge=1.6 if crowded else 1.8)
+    hollow = points(
+        style, marker_size(style.marker, 7 if crowded else 9), edge=1.6 if crowded else 1.8
+    )
     axis.plot(means[x], means[outcome], **hollow, zorder=3)
     dot: Any = {"linestyle": "none", "marker": "o", "markersize": 2.8 if crowded else 3.2}
     dot |= {"color": style.colour, "markeredgewidth": 0, "alpha": 0.9, "zorder": 4}
@@ -199,13 +206,7 @@ def _label(axes: Axes, runs: Runs, *, outcome: str, x: str) -> None:
     positive = runs.table[x][runs.table[x] > 0]
     log_scale(axes, "x", *margins(positive, least=1.12), show=show, most=8)
     grid(axes)
-    values = runs.table[outcome].dropna()
-    span = float(values.max() - values.min()) or abs(float(values.max())) or 1.0
-    # The runs set the scale: the band of a poor fit may leave the panel, the points may not.
-    bottom, top = float(values.min()) - 0.12 * span, float(values.max()) + 0.12 * span
-    if outcome == "factual_recall":
-        bottom, top = max(bottom, -0.02), min(top, 1.02)
-    axes.set_ylim(bottom, top)
+    axes.set_ylim(outcome_limits(runs.table[outcome].dropna(), outcome))
 
 
 def _reading(runs: Runs, fits: SweepFits, panels: Sequence[tuple[str, str]]) -> str:
@@ -228,8 +229,3 @@ def _reading(runs: Runs, fits: SweepFits, panels: Sequence[tuple[str, str]]) -> 
     if len(set(fits.series.values())) > MOST_ABOVE:
         parts.append("names: from top to bottom as at the largest sizes")
     return " · ".join(parts)
-
-
-def _size(marker: str, size: float) -> float:
-    # Its points make a star look smaller.
-    return size * 1.3 if marker == "*" else size

@@ -1,7 +1,8 @@
 """Figures of the use of memories and experts over training: a row per series.
 
 Curves are not overlaid: a dozen series with a line per layer each would hide one another. The
-panels of a column share their scales, so rows can be compared.
+panels of a column share their scales, so rows can be compared. Where settings were tuned, a row is
+an architecture with its best settings.
 """
 
 import math
@@ -25,8 +26,10 @@ from analysis.plotting.axes import GREY, caption, grid, log_scale, margins, roun
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.style import SeriesStyle
 from analysis.plotting.sweep_figure import sweep_styles
-from analysis.scaling.equal_compute import ConfigurationSummary
-from analysis.scaling.sweep_summary import SweepFits
+from analysis.scaling.equal_compute import ConfigurationSummary, higher_is_better
+from analysis.scaling.equal_cost import main_outcome
+from analysis.scaling.series_curves import name_series
+from analysis.scaling.sweep_summary import SweepFits, best_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +76,9 @@ _PANELS = (
     _Panel(titles=("Dropped tokens (share)",) * 3, stats=("dropped_share",), only_above=0.0),
 )
 
+MOST_ROWS = 20
+"""Rows of a figure; of more, those with the best outcomes are drawn."""
+
 _FEW_REPORTS = 8
 _GREY = "#8A8A8A"
 _WIDE_RANGE = 8.0
@@ -96,6 +102,8 @@ class _Row:
     """One series and kind."""
 
     series: str
+    largest: ConfigurationSummary
+    """The configuration that it shows, the largest that reported."""
     kind: str
     notes: Sequence[str]
     """Below its name."""
@@ -115,7 +123,9 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
     """
     reports = by_parts(histories)
     x = "tokens" if len(reports) and reports["tokens"].notna().all() else "step"
-    rows = _rows(fits, usage_curves(reports, x=x))
+    shown = best_runs(runs, fits)
+    every = _rows(shown, fits, usage_curves(reports, x=x))
+    rows = _best_rows(every, main_outcome(shown.table))
     kept = [
         (i, panel)
         for i, panel in enumerate(_PANELS)
@@ -129,7 +139,7 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
     with styled():
         figure, grid = _grid(len(rows), len(kept))
         for axes, row in zip(grid, rows, strict=True):
-            style = styles[row.series]
+            style = styles[row.largest.series]
             for axis, (i, _) in zip(axes, kept, strict=True):
                 _draw(axis, row.cells[i], style)
             _name(axes[0], row, style, both=len(kinds) > 1)
@@ -139,7 +149,8 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
         _scale_x(grid[0, 0], rows)
         for axis in grid[-1]:
             axis.set_xlabel("Training tokens" if x == "tokens" else "Step", fontsize=9)
-        caption(figure, _reading(rows), y=0.08 / figure.get_figheight())
+        reading = _reading(rows, tuned=bool(fits.best), n_left_out=len(every) - len(rows))
+        caption(figure, reading, y=0.08 / figure.get_figheight())
     return figure
 
 
@@ -167,12 +178,19 @@ def _grid(n_rows: int, n_columns: int) -> tuple[Figure, NDArray[Any]]:
     return figure, figure.subplots(n_rows, n_columns, squeeze=False, sharex=True, sharey="col")
 
 
-def _rows(fits: SweepFits, curves: Mapping[tuple[str, str, str], UsageCurves]) -> list[_Row]:
+def _rows(
+    shown: Runs, fits: SweepFits, curves: Mapping[tuple[str, str, str], UsageCurves]
+) -> list[_Row]:
+    """Return a row per series; where settings were tuned, a series holds the best of each size."""
     reporting = {(configuration, kind) for configuration, kind, _ in curves}
+    series = name_series(shown.table, by=fits.apart) if fits.best else fits.series
+    settings = {best.configuration: best.label for best in fits.best}
+    kept = set(shown.table["configuration"])
+    summaries = [s for s in fits.summaries if s.configuration in kept]
     rows = []
-    for series in dict.fromkeys(s.series for s in fits.summaries):
+    for name in dict.fromkeys(series[s.configuration] for s in summaries):
         sizes = sorted(
-            (s for s in fits.summaries if s.series == series), key=lambda s: s.total_params
+            (s for s in summaries if series[s.configuration] == name), key=lambda s: s.total_params
         )
         for kind in ("memory", "moe"):
             reported = [s for s in sizes if (s.configuration, kind) in reporting]
@@ -182,8 +200,24 @@ def _rows(fits: SweepFits, curves: Mapping[tuple[str, str, str], UsageCurves]) -
             others = [s.configuration for s in smaller]
             cells = [_cell(curves, panel, kind, largest.configuration, others) for panel in _PANELS]
             notes = _notes(largest, n_sizes=1 + len(others), share=cells[0], kind=kind)
-            rows.append(_Row(series=series, kind=kind, notes=notes, cells=cells))
+            if largest.configuration in settings:
+                notes += _wrapped(settings[largest.configuration])
+            rows.append(_Row(series=name, largest=largest, kind=kind, notes=notes, cells=cells))
     return [row for row in rows if any(row.cells)]
+
+
+def _best_rows(rows: Sequence[_Row], outcome: str | None) -> Sequence[_Row]:
+    """Return the rows, of too many those with the best outcomes, in their order."""
+    if len(rows) <= MOST_ROWS:
+        return rows
+    sign = -1 if outcome and higher_is_better(outcome) else 1
+
+    def rank(row: _Row) -> float:
+        found = row.largest.outcomes.get(outcome or "")
+        return math.inf if found is None else sign * found.value
+
+    kept = sorted(rows, key=rank)[:MOST_ROWS]
+    return [row for row in rows if row in kept]
 
 
 def _notes(
@@ -297,11 +331,15 @@ def _scale_x(axis: Axes, rows: Sequence[_Row]) -> None:
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: rounded(value)))
 
 
-def _reading(rows: Sequence[_Row]) -> str:
+def _reading(rows: Sequence[_Row], *, tuned: bool, n_left_out: int) -> str:
     cells = [cell for row in rows for cell in row.cells if cell is not None]
     parts = ["thick: mean over layers and seeds"]
     if any(cell.layers for cell in cells):
         parts.append("thin: each layer, the deeper the darker")
     if any(cell.smaller for cell in cells):
         parts.append("dashed grey: mean of the smaller configurations")
+    if tuned:
+        parts.append("settings: the best of those tried")
+    if n_left_out:
+        parts.append(f"rows: the {len(rows)} of best outcome, {n_left_out} left out")
     return " · ".join(parts)

@@ -127,7 +127,7 @@ def _untuned(fits: SweepFits) -> list[str]:
 def _sizes(fits: SweepFits) -> list[str]:
     """Return where more sizes would make a curve fair."""
     few = sorted(
-        {c.series for c in fits.curves if c.fit.n_configurations < FEWEST_FOR_A_CURVE},
+        {c.architecture for c in fits.curves if c.fit.n_configurations < FEWEST_FOR_A_CURVE},
     )
     if not few:
         return []

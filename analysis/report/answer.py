@@ -5,7 +5,7 @@ laws, and nothing is claimed of a law that misfits its runs or is underdetermine
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -26,9 +26,11 @@ from analysis.report.tables import (
     p_value,
     untuned,
 )
+from analysis.scaling.best_settings import size_names
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.compute_multiplier import Multipliers
 from analysis.scaling.cost_measures import CostMeasure
+from analysis.scaling.equal_compute import higher_is_better
 from analysis.scaling.equal_cost import CostDifference, EqualCost, equal_cost
 from analysis.scaling.memory_trend import MemoryTrend, memory_trends
 from analysis.scaling.series_curves import name_series
@@ -93,7 +95,8 @@ def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison
     status = AnswerStatus.TOLD_APART if told else AnswerStatus.OPEN
     if all(d.p_holm is None for d in first):
         status = AnswerStatus.NO_COMPARISON
-    sentences = [_difference_sentence(first, found)]
+    ranking = _ranking_sentence(runs, fits, first, series)
+    sentences = [ranking or _difference_sentence(first, found)]
     further = [_trend_sentence(trends), _multiplier_sentence(first, comparison), *untuned(fits)]
     others = _other_costs_sentence(first, found)
     sentences += [s for s in (*further, others) if s]
@@ -156,6 +159,29 @@ def _difference_sentence(found: Sequence[CostDifference], every: EqualCost) -> s
     return (
         f"{where}, of {len(found)} {kinds} against {one.reference} {', '.join(parts)}; furthest"
         f" lies {top.candidate}: {_difference(top, outcome)}{_p(top, every)}."
+    )
+
+
+def _ranking_sentence(
+    runs: Runs, fits: SweepFits, found: Sequence[CostDifference], series: Mapping[str, str]
+) -> str | None:
+    """Return the best at one size and one cost with one seed each; None where runs say more."""
+    one = found[0]
+    names = [one.reference, *(d.candidate for d in found)]
+    values = runs.table.set_index(runs.table["configuration"].map(series))[one.outcome]
+    values = values[values.index.isin(names)]
+    sizes = size_names(runs.table).unique()
+    if len(found) == 1 or len(sizes) > 1 or not values.index.is_unique:
+        return None
+    better = higher_is_better(one.outcome)
+    ranked = [f"{name} {v:.4g}" for name, v in values.sort_values(ascending=not better).items()]
+    best, theirs = ranked[:MOST_NAMED], f"{one.reference} {values[one.reference]:.4g}"
+    return (
+        f"at one size{f' ({sizes[0]})' if sizes[0] else ''} and equal {one.measure.label},"
+        f" {OUTCOME_LABELS.get(one.outcome, one.outcome)}"
+        f"{' with the best settings tried' if fits.best else ''}"
+        f" is {'highest' if better else 'lowest'} for {', '.join(best[:-1])} and {best[-1]}"
+        f"{'' if theirs in best else f'; {theirs}'}. One seed each: no interval."
     )
 
 

@@ -15,10 +15,8 @@ from analysis.report.architectures import ArchitectureSections, architecture_sec
 from analysis.report.fit_tables import health_table, laws_table
 from analysis.report.table_files import as_json
 from analysis.report.time_table import step_times
-from analysis.scaling.best_settings import best_of_every_size
 from analysis.scaling.comparison import ArchitectureComparison, compare_architectures
-from analysis.scaling.series_curves import name_series
-from analysis.scaling.sweep_summary import SweepFits
+from analysis.scaling.sweep_summary import SweepFits, best_runs
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,11 +115,3 @@ def report_contents(
         laws=dict(laws or {}),
         spent=spent,
     )
-
-
-def best_runs(runs: Runs, fits: SweepFits) -> Runs:
-    """Return the runs that architectures are compared by: of every size the best settings."""
-    if not fits.best:
-        return runs
-    series = name_series(runs.table, by=fits.apart)
-    return replace(runs, table=best_of_every_size(runs.table, series))

@@ -15,9 +15,9 @@ from analysis.loading.usage import usage_columns
 from analysis.plotting.canvas import KINDS, save
 from analysis.plotting.curve_figure import CurvePanel, curves_figure
 from analysis.plotting.draw import draw
-from analysis.plotting.fit_panels import LABELS
+from analysis.plotting.fit_panels import LABELS, Y_LABELS
 from analysis.plotting.heat_map_figure import heat_map_figure, heat_maps
-from analysis.plotting.sweep_figure import Y_LABELS, sweep_figure
+from analysis.plotting.sweep_figure import sweep_figure
 from analysis.plotting.table_reads_figure import table_reads_figure
 from analysis.plotting.usage_figure import usage_figure
 from analysis.report.architectures import FIGURE_STEMS

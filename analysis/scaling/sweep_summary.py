@@ -4,7 +4,7 @@ Everything that `memscale fit` prints and the report shows, from one call.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -141,6 +141,14 @@ def fit_sweep(
         tuned=tuned_settings(table, varied),
         pooled=[n for n in varied if n not in (by or ())] if len(fitted) < len(table) else [],
     )
+
+
+def best_runs(runs: Runs, fits: SweepFits) -> Runs:
+    """Return the runs that architectures are compared by: of every size the best settings."""
+    if not fits.best:
+        return runs
+    series = name_series(runs.table, by=fits.apart)
+    return replace(runs, table=best_of_every_size(runs.table, series))
 
 
 def default_baseline(table: pd.DataFrame) -> str:

@@ -118,3 +118,13 @@ def test_what_cannot_be_repeated_is_drawn_by_each_format(part):
 
     assert canvas.drawn_once(figure) is figure
     assert pixels(figure).min() < 150
+
+
+@pytest.mark.parametrize("height", [0.29, 0.57, 1.13, 2.01])
+def test_a_height_that_is_no_whole_number_of_pixels_by_one_product_is_written(height):
+    assert int(height * canvas.DPI) < round(height * canvas.DPI), "58 pixels, or 57.999…"
+
+    assert pixels(canvas.new_figure(0.5, height, layout=None)).shape == (
+        round(height * canvas.DPI),
+        100,
+    )

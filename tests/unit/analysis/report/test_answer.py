@@ -170,3 +170,54 @@ def test_the_baseline_is_what_others_were_matched_to(synthetic, tmp_path):
     assert analysis.fit_sweep(runs, n_draws=0, baseline="cosformer").baseline == "cosformer"
     with pytest.raises(ValueError, match="no runs of 'peer'; there are cosformer, memoryformer"):
         analysis.fit_sweep(runs, n_draws=0, baseline="peer")
+
+
+def one_size_trials(synthetic, losses, *, seeds=(0,)):
+    """Architecture to its losses at learning rates of 1e-3, 3e-3 and so on."""
+    trials = []
+    for architecture, of_rates in losses.items():
+        for lr, loss in zip((0.001, 0.003), of_rates, strict=False):
+            for seed in seeds:
+                t = synthetic.make_trial(architecture, 64, seed)
+                spec = replace(t.spec, train={**t.spec.train, "lr": lr})
+                trials.append(replace(t, spec=spec, metrics={"valid/loss": loss + 0.01 * seed}))
+    return trials
+
+
+AT_ONE_SIZE = {"dense": (3.9, 3.666), "engram": (3.6, 3.541), "moe": (3.7,), "peer": (3.62, 3.8)}
+
+
+def test_of_one_size_and_one_seed_the_best_are_named(synthetic, tmp_path):
+    runs = analysis.load(synthetic.write_runs(tmp_path, one_size_trials(synthetic, AT_ONE_SIZE)))
+    contents = analysis.report_contents(runs, analysis.fit_sweep(runs, n_draws=5))
+
+    assert contents.answer.status is AnswerStatus.NO_COMPARISON
+    assert contents.answer.sentences[0] == (
+        "At one size (64w) and equal training FLOPs, loss (nats/token) with the best settings tried"
+        " is lowest for engram 3.541, peer 3.62 and dense 3.666. One seed each: no interval."
+    )
+
+
+def test_the_reference_is_named_where_it_is_not_among_the_best(synthetic, tmp_path):
+    losses = {"dense": (4.0,), "engram": (3.6,), "moe": (3.7,), "peer": (3.5,)}
+    found, _ = answer_of(synthetic, tmp_path, one_size_trials(synthetic, losses))
+
+    assert found.sentences[0] == (
+        "At one size (64w) and equal training FLOPs, loss (nats/token) is lowest for peer 3.5,"
+        " engram 3.6 and moe 3.7; dense 4. One seed each: no interval."
+    )
+
+
+def test_several_seeds_are_no_bare_ranking(synthetic, tmp_path):
+    losses = {"dense": (4.0,), "engram": (3.6,), "moe": (3.7,)}
+    trials = one_size_trials(synthetic, losses, seeds=(0, 1))
+    found, _ = answer_of(synthetic, tmp_path, trials)
+
+    assert "2 are better" in found.sentences[0]
+
+
+def test_architectures_of_few_sizes_are_named_once(synthetic, tmp_path):
+    answer, fits = answer_of(synthetic, tmp_path, one_size_trials(synthetic, AT_ONE_SIZE))
+
+    assert {"dense (lr=1e-3)", "dense (lr=3e-3)"} <= {c.series for c in fits.curves}
+    assert "Add sizes of dense, engram, moe, peer: a curve" in advice(answer, fits, NO_LAWS, sweep="s")[-1]  # fmt: skip
