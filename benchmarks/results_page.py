@@ -9,7 +9,6 @@ questions where it is known. The CSV has a line for every finished trial.
 """
 
 import argparse
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,8 @@ import matplotlib as mpl
 import pandas as pd
 
 import analysis
+from analysis.plotting.sweep_figure import sweep_figure
+from analysis.scaling.tuned_setting import tuned_setting
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.varied_settings import trial_labels
@@ -44,8 +45,6 @@ METRICS = {
 """Metric, or the end of an `eval/TASK/` metric -> heading."""
 FIGURE_METRICS = 3
 """Panels of the figure: the first metrics."""
-MOST_INSIDE = 9
-"""Curves whose names stand inside of a panel; those of more are at the right."""
 
 
 class Column(NamedTuple):
@@ -71,7 +70,7 @@ def main() -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     columns = _columns(runs.table)
     figure = arguments.out / f"{arguments.sweep}.png"
-    _figure(runs.table, columns[:FIGURE_METRICS], figure)
+    _figure(runs, columns[:FIGURE_METRICS], figure)
     page = arguments.out / f"{arguments.sweep}.md"
     lines = _page(runs, columns, figure.name, SweepDir(arguments.runs / arguments.sweep))
     page.write_text("\n".join(lines), encoding="utf-8")
@@ -237,18 +236,8 @@ def _varied(table: pd.DataFrame, *sections: str) -> list[str]:
 
 
 def _across(table: pd.DataFrame) -> str:
-    """Return what the figure is drawn against.
-
-    What varies in the data; or what was tuned at one size, as learning rates are; or total
-    parameters.
-    """
-    if varied := _varied(table, "data."):
-        return varied[0]
-    if table.groupby("architecture")["total_params"].nunique().max() == 1:
-        for name in _varied(table, "train."):
-            if name != "train.tokens" and table.groupby("architecture")[name].nunique().min() > 1:
-                return name
-    return "total_params"
+    """Return what the figure is drawn against: what varies in the data, or total parameters."""
+    return next(iter(_varied(table, "data.")), "total_params")
 
 
 def _mean(rows: pd.DataFrame, metric: str) -> str:
@@ -285,29 +274,28 @@ def _curves(table: pd.DataFrame, across: str) -> Iterator[tuple[str, pd.DataFram
             yield ", ".join([str(architecture), *shown]), part
 
 
-def _figure(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> None:
-    """Draw each metric against what `_across` says."""
+def _figure(runs: "analysis.Runs", columns: Sequence[Column], path: Path) -> None:
+    """Draw each metric against what `_across` says; what was tuned at one size as reports do."""
+    table = runs.table
+    fits = analysis.fit_sweep(runs, n_draws=0)
+    if not _varied(table, "data.") and tuned_setting(table, fits) is not None:
+        sweep_figure(runs, fits).savefig(path, dpi=130)
+        return
     across = _across(table)
-    curves = list(_curves(table, across))
-    many = len(curves) > MOST_INSIDE
-    size = (4.2 * len(columns) + 2.4 * many, 6.0 if many else 3.6)
-    figure, axes = plt.subplots(1, len(columns), figsize=size, squeeze=False, layout="constrained")
-    looks = list(itertools.product("os^Dv", (f"C{i}" for i in range(10))))
+    figure, axes = plt.subplots(
+        1, len(columns), figsize=(4.2 * len(columns), 3.6), squeeze=False, layout="constrained"
+    )
     for panel, (metric, heading) in zip(axes[0], columns, strict=True):
-        for (name, rows), (marker, color) in zip(curves, itertools.cycle(looks)):
+        for name, rows in _curves(table, across):
             means = rows.groupby(across)[metric].mean()
-            panel.plot(means.index, means, marker=marker, color=color, label=name, markersize=5)
+            (line,) = panel.plot(means.index, means, marker="o", label=name)
             if rows["seed"].nunique() > 1:
-                panel.scatter(rows[across], rows[metric], s=9, alpha=0.5, color=color)
+                panel.scatter(rows[across], rows[metric], s=9, alpha=0.5, color=line.get_color())
         panel.set(xscale="log", xlabel=across.rpartition(".")[2].replace("_", " "), ylabel=heading)
-        panel.xaxis.set_major_formatter(EngFormatter() if across != "train.lr" else "{x:g}")
+        panel.xaxis.set_major_formatter(EngFormatter())
         panel.xaxis.set_minor_formatter(NullFormatter())
         panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    if many:
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", fontsize=7)
-    else:
-        axes[0][-1].legend(fontsize=7)
+    axes[0][-1].legend(fontsize=7)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
