@@ -190,16 +190,17 @@ def test_a_compiled_block_reads_the_copies_in_one_graph(monkeypatch):
     compile_ = torch.compile
     whole = {"backend": "aot_eager", "fullgraph": True}
     monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **options, **whole))
-    monkeypatch.setattr(torch._dynamo.config, "suppress_errors", False)
     monkeypatch.setattr(compilation, "_compiled", {})
     torch._dynamo.reset()
     found = []
-    for place in ("device", "host"):
-        model = model_of("engram", place)
-        model.recording_usage = False
-        step = step_of(model, compiled=True)
-        torch._dynamo.config.suppress_errors = False  # which compiling sets
-        found.append(trained(step))
+    # Not by `monkeypatch`: it deletes the setting, which then is gone for later tests.
+    with torch._dynamo.config.patch(suppress_errors=False):
+        for place in ("device", "host"):
+            model = model_of("engram", place)
+            model.recording_usage = False
+            step = step_of(model, compiled=True)
+            torch._dynamo.config.suppress_errors = False  # which compiling sets
+            found.append(trained(step))
     torch._dynamo.reset()
 
     assert_same(*found)
