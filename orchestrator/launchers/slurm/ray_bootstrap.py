@@ -20,6 +20,9 @@ from orchestrator.records.errors import ExperimentError
 
 START_S = 180.0
 """For importing Ray from cold, shared storage."""
+MOST_STARTS = 3
+"""Of a cluster's first node. On a machine that stands still for half a minute Ray gives up its own
+parts and ends. A job in which it was not tried again would end too, after hours in a queue."""
 STOP_S = 3.0
 """Between SIGTERM and SIGKILL. Ray would wait half a minute for tasks, and there are none."""
 OBJECT_STORE_BYTES = 80 * 2**20
@@ -68,16 +71,22 @@ class RayNode:
         """Start the first node of a cluster; return the address for the others.
 
         Raises:
-            ExperimentError: If Ray ends at once, or does not come up in time.
+            ExperimentError: If Ray ends each time, or does not come up in time.
         """
-        self._start("--head", "--port=0", "--include-dashboard=false")
-        assert self._folder is not None, "just made"
-        said = self._folder / "ray_current_cluster"
         deadline = time.monotonic() + START_S
-        while not (said.exists() and (address := said.read_text().strip())):
-            self._check(deadline)
-            time.sleep(0.1)
-        return address
+        for number in range(MOST_STARTS):
+            if number:
+                self.close()
+            self._start("--head", "--port=0", "--include-dashboard=false")
+            assert self._folder is not None, "just made"
+            said = self._folder / "ray_current_cluster"
+            while self.alive():
+                if said.exists() and (address := said.read_text().strip()):
+                    return address
+                if time.monotonic() > deadline:
+                    raise self._failure(f"was not up in {START_S:.0f} s")
+                time.sleep(0.1)
+        raise self._failure("ended")
 
     def join(self, address: str) -> None:
         """Start a node that joins a cluster; it is there when the cluster lists it."""
@@ -131,13 +140,9 @@ class RayNode:
                 process_group=0,
             )
 
-    def _check(self, deadline: float) -> None:
-        assert self._process is not None, "it was started"
-        if self._process.poll() is None and time.monotonic() < deadline:
-            return
+    def _failure(self, what: str) -> ExperimentError:
         tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
-        what = "ended" if self._process.poll() is not None else f"was not up in {START_S:.0f} s"
-        raise ExperimentError(f"{self._log}: Ray {what} on {self._ip}:\n{tail}")
+        return ExperimentError(f"{self._log}: Ray {what} on {self._ip}:\n{tail}")
 
 
 def mark(label: str) -> str:
