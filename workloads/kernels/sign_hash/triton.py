@@ -99,6 +99,8 @@ def backward(
 _TOKENS, _CHUNKS = 32, 16
 """Of one program: 32 tokens are a cache line of each chunk's scores, 16 chunks of 8 bits two or
 four of z."""
+_MATRIX_TOKENS = 16
+"""Of one program that writes or reads 2**bits numbers of each chunk."""
 
 
 def _grid(n_tokens: int, n_chunks: int, tile: dict[str, int]) -> tuple[int, int]:
@@ -118,7 +120,7 @@ def _tile(bits: int) -> dict[str, int]:
 
 def _matrix_tile(bits: int) -> dict[str, int]:
     """Return the tile of programs that write or read 2**bits numbers of each chunk."""
-    return {**_tile(bits), "TOKENS": 16, "num_warps": 4}
+    return {**_tile(bits), "TOKENS": _MATRIX_TOKENS, "num_warps": 4}
 
 
 @triton.jit
