@@ -186,7 +186,7 @@ def _one_hot(shape: Shape, tokens: int) -> None:
     rows, scores = sign_hash.forward(z, **HOW)
     matrix = table.new_empty(tokens, len(table))
     sign_hash.write(z, one_hot=matrix, **HOW)
-    of_all = (grad @ table.T).view(tokens, shape.chunks, -1)
+    per_code = (grad @ table.T).view(tokens, shape.chunks, -1)
     tera = 2 * tokens * table.numel() / 1e12
     print(f"\n{shape}, {tokens:,} tokens; floor of each product {tera / 989 * 1e3:.3f} ms")
     print(f"{'':>40} | {'ms':>7} {'TFLOP/s':>8} {'error':>8}")
@@ -214,7 +214,11 @@ def _one_hot(shape: Shape, tokens: int) -> None:
         ("table gradient, product", lambda: matrix.T @ grad, table_grad),
         ("gradients of all scores, product", lambda: grad @ table.T, None),
         ("gradient of numbers, of scores", lambda: sign_hash.backward(z, scores_grad, **HOW), None),
-        ("gradient of numbers, of all scores", lambda: sign_hash.backward(z, of_all, **HOW), None),
+        (
+            "gradient of numbers, of all scores",
+            lambda: sign_hash.backward(z, per_code, **HOW),
+            None,
+        ),
         (
             "all of the backward pass",
             lambda: one_hot.backward(table, z, grad, **HOW, **needs)[0],

@@ -41,9 +41,9 @@ def compile_training(model: nn.Module) -> None:
     if not isinstance(model, Transformer):
         return
     torch._dynamo.config.suppress_errors = True
-    # Views that a graph returns are made anew from sizes and strides. The usual way reads steps
-    # that torch 2.11 may free too early when a graph comes from its cache (pytorch#185630): a
-    # trial ended with "shape '[140482305721423, ...]' is invalid".
+    # Views that a graph returns are made from their sizes and strides. By default they are replayed
+    # from a record, which torch 2.11 reads after it is freed when the graph comes from a cache
+    # (pytorch#185630). A trial ended with "shape '[140482305721423, ...]' is invalid".
     functorch: Any = import_module("torch._functorch.config")
     functorch.view_replay_for_aliased_outputs = False
     torch._dynamo.config.recompile_limit = max(

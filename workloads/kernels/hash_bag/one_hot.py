@@ -83,8 +83,8 @@ def backward(
                 table_grad = found if table_grad is None else table_grad.add_(found)
         if z_grad is not None:
             torch.mm(grad[part], table.T, out=buffer)
-            of_all = buffer.view(*z[part].shape[:2], -1)
-            sign_hash.backward(z[part], of_all, out=z_grad[part], **how)
+            per_code = buffer.view(*z[part].shape[:2], -1)
+            sign_hash.backward(z[part], per_code, out=z_grad[part], **how)
     return None if table_grad is None else table_grad.to(table.dtype), z_grad
 
 

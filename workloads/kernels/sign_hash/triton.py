@@ -86,12 +86,12 @@ def backward(
     n_tokens, n_chunks, bits = z.shape
     z_grad = torch.empty_like(z, memory_format=torch.contiguous_format) if out is None else out
     if z_grad.numel():
-        of_all = grad.dim() == 3
-        tile = _matrix_tile(bits) if of_all else _tile(bits)
+        per_code = grad.dim() == 3
+        tile = _matrix_tile(bits) if per_code else _tile(bits)
         _backward[_grid(n_tokens, n_chunks, tile)](
             z.contiguous(), grad, z_grad, n_tokens, n_chunks, *grad.stride()[:2],
-            grad.stride(-1) if of_all else 0, 2 / temperature,
-            TIMES_L1=times_l1, OF_ALL=of_all, **tile,
+            grad.stride(-1) if per_code else 0, 2 / temperature,
+            TIMES_L1=times_l1, PER_CODE=per_code, **tile,
         )  # fmt: skip
     return z_grad
 
@@ -195,7 +195,7 @@ def _forward(
 @triton.jit
 def _backward(
     z, grad, z_grad, n_tokens, n_chunks, token_stride, chunk_stride, code_stride, factor,
-    TIMES_L1: tl.constexpr, OF_ALL: tl.constexpr, BITS: tl.constexpr, PLACES: tl.constexpr,
+    TIMES_L1: tl.constexpr, PER_CODE: tl.constexpr, BITS: tl.constexpr, PLACES: tl.constexpr,
     TOKENS: tl.constexpr, CHUNKS: tl.constexpr,
 ):  # fmt: skip
     numbers, at, token, chunk, live, place = _chunks(
@@ -204,7 +204,7 @@ def _backward(
     size = tl.abs(numbers)
     rest = _rest(size, place, factor, BITS)
     of_score = token * token_stride + chunk.to(tl.int64) * chunk_stride
-    if OF_ALL:
+    if PER_CODE:
         of_score += _code(numbers, place, BITS) * code_stride
     found = tl.load(grad + of_score, mask=live, other=0.0)
     scale = found.to(tl.float32) / tl.reduce(1.0 + rest, 2, _product)

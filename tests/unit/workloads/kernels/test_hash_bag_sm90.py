@@ -148,7 +148,7 @@ def test_hashing_spills_nothing_and_loads_a_chunk_of_8_bits_at_once(
 
     for kernel, alone in (
         (sign_hash._forward, {"one_hot": None}),
-        (sign_hash._backward, {"OF_ALL": False, "code_stride": 0}),
+        (sign_hash._backward, {"PER_CODE": False, "code_stride": 0}),
     ):
         made = compile_for_sm90(kernel, signature, {**constants, **alone}, num_warps=warps)
 

@@ -43,7 +43,7 @@ def test_reading_one_of_a_chunks_gradients_spills_nothing(compile_for_sm90, bits
             **dict.fromkeys(names, "i32"),
             "factor": "fp32",
         },
-        {"TIMES_L1": False, "OF_ALL": True, **tile},
+        {"TIMES_L1": False, "PER_CODE": True, **tile},
         num_warps=warps,
     )
 

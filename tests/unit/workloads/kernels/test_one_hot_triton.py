@@ -107,16 +107,16 @@ def test_the_matrix_has_a_tokens_scores_in_the_columns_of_its_rows():
     assert torch.equal(matrix, torch.zeros_like(matrix).scatter_(1, rows.long(), scores))
 
 
-def test_the_gradient_of_what_was_read_is_taken_from_those_of_all_rows():
+def test_the_gradient_of_what_was_read_is_taken_from_those_per_code_rows():
     _, z, _ = _case((33, 17, 3, 8), torch.float32)
-    of_all = torch.randn(33, 17, 8, generator=torch.Generator().manual_seed(0))
+    per_code = torch.randn(33, 17, 8, generator=torch.Generator().manual_seed(0))
     rows, _ = sign_hash.forward(z, **HOW)
-    of_read = of_all.flatten(1).gather(1, rows.long())
+    of_read = per_code.flatten(1).gather(1, rows.long())
 
-    found = sign_hash.backward(z, of_all, **HOW)
+    found = sign_hash.backward(z, per_code, **HOW)
 
     assert torch.equal(found, sign_hash.backward(z, of_read, **HOW))
-    turned = of_all.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    turned = per_code.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     assert torch.equal(found, sign_hash.backward(z, turned, **HOW))
 
 
