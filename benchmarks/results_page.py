@@ -18,6 +18,7 @@ import matplotlib as mpl
 import pandas as pd
 
 import analysis
+from analysis.plotting.axes import log_scale, margins, rounded
 from analysis.plotting.sweep_figure import sweep_figure
 from analysis.scaling.tuned_setting import tuned_setting
 from orchestrator.records.errors import ExperimentError
@@ -26,7 +27,6 @@ from orchestrator.records.varied_settings import trial_labels
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
-from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 METRICS = {
     "valid/bits_per_byte": "bits per byte",
@@ -291,10 +291,8 @@ def _figure(runs: "analysis.Runs", columns: Sequence[Column], path: Path) -> Non
             (line,) = panel.plot(means.index, means, marker="o", label=name)
             if rows["seed"].nunique() > 1:
                 panel.scatter(rows[across], rows[metric], s=9, alpha=0.5, color=line.get_color())
-        panel.set(xscale="log", xlabel=across.rpartition(".")[2].replace("_", " "), ylabel=heading)
-        panel.xaxis.set_major_formatter(EngFormatter())
-        panel.xaxis.set_minor_formatter(NullFormatter())
-        panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        panel.set(xlabel=across.rpartition(".")[2].replace("_", " "), ylabel=heading)
+        log_scale(panel, "x", *margins(table[across], least=1.5), show=rounded, most=8)
     axes[0][-1].legend(fontsize=7)
     figure.savefig(path, dpi=130)
     plt.close(figure)
