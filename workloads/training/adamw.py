@@ -86,7 +86,6 @@ class Optimizer:
         )
         trained = [p for group in self.adamw.param_groups for p in group["params"]]
         self._lr_on_device = all(p.is_cuda for p in trained)
-        self._table_lr = config.lr
         self._place_learning_rates()
 
     @property
@@ -104,13 +103,6 @@ class Optimizer:
             and, for a model that has any, `value_grad_norm` over those, which `table_clip:
             previous` takes from the step before.
         """
-        norms = self.clip_dense()
-        if self.tables is not None:
-            norms["value_grad_norm"] = self.tables.clip()
-        return norms
-
-    def clip_dense(self) -> dict[str, Tensor]:
-        """Clip all gradients but the sparse ones of tables (result of `clip`)."""
         self._dense.take()
         norms = {"grad_norm": self._norm(self._rest)}
         if self._values:
@@ -122,6 +114,8 @@ class Optimizer:
         self._scale(self._rest, norms["grad_norm"])
         if self._values:
             self._scale(self._values, norms["value_grad_norm"])
+        if self.tables is not None:
+            norms["value_grad_norm"] = self.tables.clip()
         return norms
 
     def begin(self, windows: Tensor, upcoming: Tensor | None) -> None:
@@ -177,6 +171,7 @@ class Optimizer:
         """
         self.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
         self.update()
+        self.finish()
 
     def set_learning_rate(self, lr: float, *, value_lr_ratio: float | None = None) -> None:
         """Set the learning rate of the next `update` (arguments of `step`)."""
@@ -189,24 +184,22 @@ class Optimizer:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        self._table_lr = lr * ratio[VALUES]
+        if self.tables is not None:
+            self.tables.set_learning_rate(lr * ratio[VALUES])
 
     def update(self) -> None:
         """Update the parameters and drop the gradients."""
-        self.update_dense()
-        self.update_tables()
-
-    def update_dense(self) -> None:
-        """Update what AdamW updates, and drop its gradients."""
         self._dense.take()
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
         self._dense.drop_gradients()
-
-    def update_tables(self) -> None:
-        """Update the tables that have an optimizer of their own, if any."""
         if self.tables is not None:
-            self.tables.step(self._table_lr)
+            self.tables.update()
+
+    def finish(self) -> None:
+        """End a step whose `update` ran, or was replayed (`TableOptimizer.finish`)."""
+        if self.tables is not None:
+            self.tables.finish()
 
     def reset(self) -> None:
         """Clear AdamW's state, in place: a captured step knows its addresses."""

@@ -4,8 +4,9 @@ A small model's step is a thousand kernels of a few microseconds. Launched one b
 several times as long as they run; replayed as one graph they follow one another on the GPU.
 
 A graph fixes the addresses of all tensors, so what changes from step to step is copied into fixed
-tensors first: the batch, and the learning rates (`Optimizer.set_learning_rate`). Random draws of
-the model follow the seed that is set before the replay, as they do without a graph.
+tensors first: the batch, and the learning rates and rules of tables
+(`Optimizer.set_learning_rate`). Random draws of the model follow the seed that is set before the
+replay, as they do without a graph.
 """
 
 from collections.abc import Mapping
@@ -17,10 +18,9 @@ from torch import Tensor, nn
 
 from workloads.kernels.expert_mlp import op as expert_mlp
 from workloads.kernels.grouped_mm import is_fused
-from workloads.layers.memory.lookup_grad import LookupGrad
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.moe import Experts
-from workloads.training.phase_timer import OPTIMIZER, Bound
+from workloads.training.phase_timer import Bound
 from workloads.training.train_step import TrainStep
 
 WARM_UP_STEPS = 3
@@ -69,11 +69,9 @@ class CapturedStep:
     """Takes the steps of a `TrainStep` by replaying CUDA graphs of them.
 
     The first `WARM_UP_STEPS` steps of each kind run as they are; the next is captured, which runs
-    nothing, and replayed. Tables with an optimizer of their own are updated after the replay,
-    kernel by kernel: their lookups of the step lie where the graph writes them. Steps that record
-    usage are of another kind than steps that do not, and so are steps whose phases are timed, whose
-    graphs have events between the kernels: at most four graphs. They share their memory, since they
-    never run at once.
+    nothing, and replayed. Steps that record usage are of another kind than steps that do not, and
+    so are steps whose phases are timed, whose graphs have events between the kernels: at most four
+    graphs. They share their memory, since they never run at once.
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -83,7 +81,6 @@ class CapturedStep:
         self.phases = step.phases
         self._graphs: dict[_Kind, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[_Kind, dict[str, Tensor]] = {}
-        self._lookups: dict[_Kind, dict[str, LookupGrad] | None] = {}
         self._bounds: dict[_Kind, tuple[Bound, ...]] = {}
         self._seen = {False: 0, True: 0}
         self._windows: Tensor | None = None
@@ -119,13 +116,7 @@ class CapturedStep:
         # The next replay overwrites the outputs, and nobody may have read them by then.
         values = torch.stack([*self._outputs[kind].values()])
         numbers = dict(zip(self._outputs[kind], values.unbind(), strict=True))
-        tables = self.optimizer.tables
-        if tables is not None:
-            tables.gathered = self._lookups[kind]
-            self.phases.begin(OPTIMIZER)
-            numbers["value_grad_norm"] = tables.clip()
-            self.optimizer.update_tables()
-            self.phases.begin(None)
+        self.optimizer.finish()
         return {**numbers, **(also or {})}
 
     def _capture(self, kind: _Kind) -> None:
@@ -137,8 +128,6 @@ class CapturedStep:
         with torch.cuda.graph(
             graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
         ):
-            self._outputs[kind] = self._step.update_dense(self._windows)
+            self._outputs[kind] = self._step.update(self._windows)
         self._bounds[kind] = self.phases.take()
-        if self.optimizer.tables is not None:
-            self._lookups[kind] = self.optimizer.tables.gathered
         self._graphs[kind] = graph

@@ -4,13 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Int32
 from torch import Tensor, nn
 
 from workloads.distributed.mesh import Mesh, all_reduce_copy
 from workloads.distributed.process_group import RankGroup
 from workloads.kernels.table_update.op import RowSums, row_sums
 from workloads.kernels.table_update.split_master import write_halves
-from workloads.kernels.table_update.update_rules import Kind, Rule, new_state
+from workloads.kernels.table_update.update_rules import (
+    WORDS,
+    Kind,
+    Rule,
+    new_state,
+    pack,
+)
 from workloads.layers.memory.lookup_grad import LookupGrad
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.table import MemoryTable
@@ -90,13 +97,25 @@ class TableOptimizer:
         }
         self.prefetch = RowPrefetch(fetched, readers, self._states)
         self._steps = dict.fromkeys(self._tables, 0)
+        self._rules: dict[str, Rule] = {}
+        """Of the next step."""
+        self._packed = self._room_for_rules()
+        self._updated: tuple[str, ...] = ()
+        """The tables that the last `update` updated."""
         self._previous_norm: Tensor | None = None
-        self.gathered: dict[str, LookupGrad] | None = None
+        self._gathered: dict[str, LookupGrad] | None = None
         """The lookups of the next step by table, between `gather` and `clip`."""
         self._has_micro_batches = False
         """Whether lookups may have been summed in this step, on some ranks if not on all."""
         self._sums: dict[str, RowSums] = {}
         self._coefficient: Tensor | None = None
+
+    def _room_for_rules(self) -> Int32[Tensor, "tables words"] | None:
+        """Return where kernels on a GPU find the rules of a step; None on a CPU."""
+        device = next((table.weight.device for table in self._tables.values()), None)
+        if device is None or device.type != "cuda":
+            return None
+        return torch.zeros(len(self._tables), WORDS, dtype=torch.int32, device=device)
 
     def _begin(self, table: MemoryTable, *, prefetched: bool) -> dict[str, Tensor]:
         """Convert a table to `table_precision`; return its initial optimizer state."""
@@ -137,7 +156,7 @@ class TableOptimizer:
         / P for a sum of dense gradients: less up to P = 7 ranks where three layers of 64k tokens
         read 128 rows of 1,024 in a table of 2^20, and up to more ranks in larger tables.
         """
-        self.gathered = {}
+        self._gathered = {}
         for name, table in self._tables.items():
             assert table.sparse_gradient is not None
             world = self._mesh.world if table.shard is None else self._mesh.data
@@ -152,7 +171,7 @@ class TableOptimizer:
                     # How many of a bag's reads are held here differs from rank to rank.
                     hits = hits.widened(max(world.all_gather_objects(hits.ids.shape[1])))
                 ids, weights, x = world.all_gather_rows([hits.ids, hits.weights, hits.x])
-                self.gathered[name] = LookupGrad(ids=ids, weights=weights, x=x)
+                self._gathered[name] = LookupGrad(ids=ids, weights=weights, x=x)
         self._has_micro_batches = False
 
     def _take(self, gradient: SparseGradient, world: RankGroup) -> LookupGrad | None:
@@ -162,55 +181,87 @@ class TableOptimizer:
 
     def clip(self) -> Tensor:
         """Find the clipping coefficient; return the norm before clipping, 0-d."""
-        if self.gathered is None:
+        if self._gathered is None:
             self.gather()
-        assert self.gathered is not None
+        assert self._gathered is not None
         self._sums = {
             name: row_sums(self._rows(name)[VALUES], hits.ids, hits.weights, hits.x)
-            for name, hits in self.gathered.items()
+            for name, hits in self._gathered.items()
         }
-        self.gathered = None
-        norm = self._previous_norm
-        if norm is None or self._config.table_clip == "exact":
+        self._gathered = None
+        if self._previous_norm is None or self._config.table_clip == "exact":
             norm = self._norm({name: sums.norm() for name, sums in self._sums.items()})
+        else:
+            norm = self._previous_norm.clone()  # the update overwrites it
         if self._config.grad_clip is not None:
             # As `nn.utils.clip_grads_with_norm_` has it.
             self._coefficient = (self._config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
         return norm
 
     def step(self, lr: float) -> None:
-        """Update all tables that were read since the last step, and drop their reads."""
-        norms = {}
-        for number, (name, table) in enumerate(self._tables.items()):
-            if name not in self._sums:
-                continue
-            self._steps[name] += 1
-            rule = Rule(
+        """Update the tables whose reads are clipped, with learning rate `lr`."""
+        self.set_learning_rate(lr)
+        self.update()
+        self.finish()
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Make the rules of the next `update`, and bring them where a captured one reads them."""
+        self._rules = {
+            name: Rule(
                 kind=self._kind,
                 lr=lr,
                 beta1=self._config.beta1,
                 beta2=self._config.beta2,
                 eps=self._config.eps,
                 weight_decay=self._config.value_weight_decay,
-                step=self._steps[name],
+                step=self._steps[name] + 1,
                 seed=self._seed,
                 table=number,
                 origin=_origin(table),
+                packed=None if self._packed is None else self._packed[number],
             )
+            for number, (name, table) in enumerate(self._tables.items())
+        }
+        if self._packed is not None:
+            # From pinned memory, which is not used again before it is copied.
+            self._packed.copy_(pack([*self._rules.values()]).pin_memory(), non_blocking=True)
+
+    def update(self) -> None:
+        """Update all tables that were read since the last step, and drop their reads.
+
+        On a GPU it is the same sequence of kernels in every step, so it can be captured.
+        """
+        norms = {}
+        for name, table in self._tables.items():
+            if name not in self._sums:
+                continue
             # Popped, so that one table's sorted reads are gone before the next one's update.
             sums = self._sums.pop(name)
             norms[name] = sums.update_(
                 self._rows(name),
-                rule,
+                self._rules[name],
                 self._coefficient,
                 mean_squares=self._mean_squares(table, sums),
                 row_ids=self.prefetch.held_ids(name),
             )
             torch.autograd.graph.increment_version(table.weight)
-        self.prefetch.write_back()
         if norms and self._config.table_clip == "previous":
-            self._previous_norm = self._norm(norms)
+            norm = self._norm(norms)
+            if self._previous_norm is None:
+                self._previous_norm = norm
+            else:  # in place: a captured step knows the address
+                self._previous_norm.copy_(norm)
         self._coefficient = None
+        self._updated = tuple(norms)
+
+    def finish(self) -> None:
+        """Count the steps of updated tables, and write back the rows of those on the host.
+
+        Called after each step, whether `update` ran or a graph of it was replayed.
+        """
+        for name in self._updated:
+            self._steps[name] += 1
+        self.prefetch.write_back()
 
     def _rows(self, name: str) -> Rows:
         """Return what the lookups of a table name the rows of: values and state."""

@@ -121,7 +121,9 @@ class TrainStep:
         """
         self.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
         self.optimizer.begin(windows, upcoming)
-        return self.update(windows, also=also)
+        numbers = self.update(windows, also=also)
+        self.optimizer.finish()
+        return numbers
 
     def update(
         self,
@@ -129,25 +131,14 @@ class TrainStep:
         *,
         also: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
-        """Take the step of `__call__` with the learning rates that are set."""
+        """Take the step of `__call__`, between `Optimizer.begin` and `finish`.
+
+        On one rank it is a fixed sequence of kernels, which `cuda_graph.py` captures.
+        """
         numbers = self._gradients_of(windows, also)
         self.phases.begin(OPTIMIZER)
         norms = self.optimizer.clip()
         self.optimizer.update()
-        self.phases.begin(None)
-        return {**numbers, **norms}
-
-    def update_dense(
-        self, windows: Int64[Tensor, "sequences seq_len+1"]
-    ) -> dict[str, Float[Tensor, ""]]:
-        """Take the step but for tables with an optimizer of their own, whose lookups are gathered.
-
-        On one rank it is a fixed sequence of kernels, which `cuda_graph.py` captures.
-        """
-        numbers = self._gradients_of(windows, None)
-        self.phases.begin(OPTIMIZER)
-        norms = self.optimizer.clip_dense()
-        self.optimizer.update_dense()
         self.phases.begin(None)
         return {**numbers, **norms}
 

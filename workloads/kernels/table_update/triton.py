@@ -25,7 +25,7 @@ from workloads.kernels.segment_sum.triton import (
 from workloads.kernels.table_update.op import keeps_sums
 from workloads.kernels.table_update.reference import mean_square
 from workloads.kernels.table_update.stochastic_rounding import COLUMN_STRIDE
-from workloads.kernels.table_update.update_rules import Rule
+from workloads.kernels.table_update.update_rules import Rule, pack
 
 _COLUMN_STRIDE = tl.constexpr(COLUMN_STRIDE)
 _WHOLE_ROW_BYTES = 512
@@ -169,7 +169,9 @@ class TritonRowSums:
             coefficient=coefficient,
             row_ids=self._reads.starts if row_ids is None else row_ids,
             **_kept(state or {}, self._table),
-            **_numbers(rule),
+            numbers=self._reads.starts if only_squares else _packed(rule, self._table.device),
+            origin_row=rule.origin[0],
+            origin_column=rule.origin[1],
             RULE="squares" if only_squares else rule.kind,
             MASTER="low" in (state or {}),
             WHOLE_ROW=block_width is not None,
@@ -206,28 +208,15 @@ def _kept(state: dict[str, Tensor], table: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _numbers(rule: Rule) -> dict[str, float]:
-    """Return the kernel's numbers of a rule."""
-    return {
-        "decay": 1 - rule.lr * rule.weight_decay,
-        "step_size": rule.lr / (1 - rule.beta1**rule.step) if "adamw" in rule.kind else rule.lr,
-        "beta1": rule.beta1,
-        "rest1": 1 - rule.beta1,
-        "beta2": rule.beta2,
-        "rest2": 1 - rule.beta2,
-        "correction2": (1 - rule.beta2**rule.step) ** -0.5,
-        "eps": rule.eps,
-        "table_key": rule.key(0),
-        "first_key": rule.key(1),
-        "second_key": rule.key(2),
-        "origin_row": rule.origin[0],
-        "origin_column": rule.origin[1],
-    }
+def _packed(rule: Rule, device: torch.device) -> Tensor:
+    """Return a rule's numbers on the device; the host does not wait where they are copied now."""
+    if rule.packed is not None:
+        return rule.packed
+    packed = pack([rule])[0]
+    return packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed
 
 
-@triton.jit(
-    do_not_specialize=["table_key", "first_key", "second_key", "origin_row", "origin_column"]
-)
+@triton.jit(do_not_specialize=["origin_row", "origin_column"])
 def _update_rows(
     # `begin_pass`: the sorted reads, the table, and where the products go.
     x, read_bags, read_weights, starts, splits_end, split_sums, table, products,
@@ -235,9 +224,8 @@ def _update_rows(
     # Sums of squares, kept sums, the clipping coefficient, ids of copied rows, and the rule's
     # state (`_kept`).
     squares, sums, coefficient, row_ids, first, second, low,
-    # The rule's numbers (`_numbers`).
-    decay, step_size, beta1, rest1, beta2, rest2, correction2, eps,
-    table_key, first_key, second_key, origin_row, origin_column,
+    # The rule's numbers (`update_rules.pack`; of the pass for squares any), and the table's place.
+    numbers, origin_row, origin_column,
     # What is compiled in: the rule, and the tiling of `begin_pass`.
     RULE: tl.constexpr, MASTER: tl.constexpr, WHOLE_ROW: tl.constexpr, SQUARES: tl.constexpr,
     COPIES: tl.constexpr, SUMS: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr,
@@ -253,7 +241,14 @@ def _update_rows(
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)[None, :]
     inside = cols < width
     random_cols = cols + origin_column
-    factor = tl.load(coefficient).to(tl.float32)
+    if RULE != "squares":
+        factor = tl.load(coefficient).to(tl.float32)
+        decay, step_size, rest1 = _number(numbers), _number(numbers + 1), _number(numbers + 2)
+        beta2, rest2 = _number(numbers + 3), _number(numbers + 4)
+        correction2, eps = _number(numbers + 5), _number(numbers + 6)
+        table_key, first_key, second_key = (
+            tl.load(numbers + 7), tl.load(numbers + 8), tl.load(numbers + 9),
+        )  # fmt: skip
     for row in range(first_row, tl.minimum(first_row + GROUP, n_rows)):
         lo = tl.load(starts + row)
         end = tl.load(starts + row + 1)
@@ -306,6 +301,12 @@ def _update_rows(
                     _store_halves(table, low, place, w, inside)
                 else:
                     _store(table, place, w, random_row, random_cols, inside, table_key)
+
+
+@triton.jit
+def _number(place):
+    """Return the fp32 number whose bits are there."""
+    return tl.load(place).to(tl.float32, bitcast=True)
 
 
 @triton.jit

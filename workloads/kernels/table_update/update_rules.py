@@ -1,12 +1,12 @@
 """Update rules of memory tables, and the state that each keeps per row."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 
 Kind = Literal["adamw", "lazy_adamw", "rowwise", "sgd"]
@@ -55,6 +55,9 @@ class Rule:
     origin: tuple[int, int] = (0, 0)
     """Row and column of the whole table at which the part that is updated begins: its random
     numbers are those there."""
+    packed: Int32[Tensor, " words"] | None = field(default=None, compare=False, repr=False)
+    """`pack` of this rule on the table's device, at an address that stays. A captured step finds
+    the numbers of each replay there. None: kernels are given a copy."""
 
     def key(self, stream: int) -> int:
         """Return 31 bits that name the random numbers of a step for one tensor.
@@ -63,6 +66,38 @@ class Rule:
         """
         words = [self.seed, self.table, self.step, stream]
         return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
+
+
+WORDS = 16
+"""Of a packed rule: 64 bytes, so that each of several begins at a multiple of 16."""
+
+
+def pack(rules: Sequence[Rule]) -> Int32[Tensor, "rules words"]:
+    """Return what kernels compute with, in the host's memory: fp32 by their bits, then the keys.
+
+    The numbers that change from step to step are among them, so a kernel is launched with the same
+    arguments in every step, and can be captured.
+    """
+    numbers = torch.tensor(
+        [
+            (
+                1 - rule.lr * rule.weight_decay,
+                rule.lr / (1 - rule.beta1**rule.step) if "adamw" in rule.kind else rule.lr,
+                1 - rule.beta1,
+                rule.beta2,
+                1 - rule.beta2,
+                (1 - rule.beta2**rule.step) ** -0.5,
+                rule.eps,
+            )
+            for rule in rules
+        ],
+        dtype=torch.float32,
+    )
+    keys = torch.tensor([[rule.key(stream) for stream in range(3)] for rule in rules])
+    packed = torch.zeros(len(rules), WORDS, dtype=torch.int32)
+    packed[:, : numbers.shape[1]] = numbers.view(torch.int32)
+    packed[:, numbers.shape[1] : numbers.shape[1] + 3] = keys
+    return packed
 
 
 def new_state(

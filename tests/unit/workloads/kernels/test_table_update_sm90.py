@@ -14,17 +14,14 @@ from workloads.kernels.table_update import triton as kernels
 pytestmark = pytest.mark.long  # without a cache, the compiler takes a second for each
 
 POINTERS = {
-    **dict.fromkeys(("read_bags", "starts", "splits_end", "row_ids"), "*i32:16"),
+    **dict.fromkeys(("read_bags", "starts", "splits_end", "row_ids", "numbers"), "*i32:16"),
     **dict.fromkeys(
         ("read_weights", "split_sums", "products", "squares", "sums", "coefficient"), "*fp32:16"
     ),
 }
 NUMBERS = {
     **dict.fromkeys(("n_rows", "n_reads", "width"), "i32:16"),
-    **dict.fromkeys(("table_key", "first_key", "second_key", "origin_row", "origin_column"), "i32"),
-    **dict.fromkeys(
-        ("decay", "step_size", "beta1", "rest1", "beta2", "rest2", "correction2", "eps"), "fp32"
-    ),
+    **dict.fromkeys(("origin_row", "origin_column"), "i32"),
 }
 
 
