@@ -47,7 +47,7 @@ GROUPS = {
         "30m", ("ultramem_v2", "memoryformer", "performer", "linformer"), 32_768, 512, 8192, {}
     ),
     "30m deferred": Group("30m", ("ultramem_v2",), 32_768, 512, 8192, DEFERRED),
-    "30m rowwise": Group("30m", ("ultramem_v2", "memoryformer"), 32_768, 512, 8192, ROWWISE),
+    "30m rowwise": Group("30m", ("ultramem_v2",), 32_768, 512, 8192, ROWWISE),
 }
 
 

@@ -181,6 +181,7 @@ def fresh_step(
     here: torch.device,
     rows: int,
     autocast: Autocast,
+    share: int | None = None,
     compiled: bool = False,
 ) -> TrainStep:
     """Return the optimizer step of a freshly built model.
@@ -192,12 +193,22 @@ def fresh_step(
         here: Where it trains.
         rows: Sequences per forward pass at most.
         autocast: Precision of the forward passes.
+        share: Sequences of the batch that it is given; None is all.
         compiled: Whether blocks and loss run compiled.
     """
+    share = share or config.sequences_per_step
     with here:
         model = architecture.build(vocab_size)
     initialise(model, 0)
-    return TrainStep(model.train(), config, rows=rows, autocast=autocast, compiled=compiled)
+    return TrainStep(
+        model.train(),
+        config,
+        rows=rows,
+        # Said, so that a step of one pass is captured whatever updates its tables.
+        passes=-(-share // rows),
+        autocast=autocast,
+        compiled=compiled,
+    )
 
 
 def _step(
@@ -211,6 +222,7 @@ def _step(
 ) -> Callable[[], None]:
     """Return what trains a freshly built model for one step."""
     micro, compiled = setting.micro_batch_tokens, setting.compile and here.type == "cuda"
+    share = max(1, config.sequences_per_step // setting.ranks)
     fresh = fresh_step(
         section_config("workloads.architectures", "architecture", model_section),
         config,
@@ -218,9 +230,9 @@ def _step(
         here=here,
         rows=rows_per_pass(config, micro_batch_tokens=micro, vocab_size=vocab_size, here=here),
         autocast=partial(device.autocast, bf16=bf16, device=here),
+        share=share,
         compiled=compiled,
     )
-    share = max(1, config.sequences_per_step // setting.ranks)
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(
         vocab_size, (N_BATCHES, share, config.seq_len + 1), generator=generator
