@@ -6,11 +6,17 @@ It writes `NAME.md`, `NAME.png` and `NAME.csv`. The page holds numbers and the c
 them; what they mean is left to be written under its first line. A row is a configuration: means are
 over its seeds; ± is the standard deviation between seeds, or with one seed the standard error over
 questions where it is known. The CSV has a line for every finished trial.
+
+A sweep may be run in parts, on machines whose runs folders are gone afterwards. Trials that an
+earlier `NAME.csv` holds are therefore kept, where the sweep still has them and the runs folder has
+not finished them itself.
 """
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +24,17 @@ import matplotlib as mpl
 import pandas as pd
 
 import analysis
+from analysis.loading.schema import check_rows, exclusions, plain_row
 from analysis.plotting.axes import log_scale, margins, rounded
 from analysis.plotting.sweep_figure import sweep_figure
 from analysis.scaling.tuned_setting import tuned_setting
-from orchestrator.records.errors import ExperimentError
+from orchestrator.planning.pricing import account
+from orchestrator.records.errors import ConfigError, ExperimentError, StoreError
 from orchestrator.records.sweep_dir import SweepDir
-from orchestrator.records.varied_settings import trial_labels
+from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.records.units import plural
+from orchestrator.records.varied_settings import flat_settings, trial_labels
+from orchestrator.sweep.load import load_sweep
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -45,6 +56,8 @@ METRICS = {
 """Metric, or the end of an `eval/TASK/` metric -> heading."""
 FIGURE_METRICS = 3
 """Panels of the figure: the first metrics."""
+ROOT = Path(__file__).parents[1]
+"""Where the commands in headers of sweep files are run."""
 
 
 class Column(NamedTuple):
@@ -54,6 +67,17 @@ class Column(NamedTuple):
     heading: str
 
 
+class Finished(NamedTuple):
+    """The finished trials of a sweep."""
+
+    runs: "analysis.Runs"
+    """Of the runs folder and of the record."""
+    specs: Mapping[str, TrialSpec]
+    """Of all of them, by trial id."""
+    recorded: Collection[str]
+    """Ids of those that only the record has."""
+
+
 def main() -> None:
     """Write the page and the figure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -61,21 +85,117 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     arguments = parser.parse_args()
+    sweep_dir = SweepDir(arguments.runs / arguments.sweep)
+    record = arguments.out / f"{arguments.sweep}.csv"
     try:
         runs = analysis.load(arguments.runs, sweep=arguments.sweep)
+        if runs.table.empty:
+            parser.error(f"{arguments.runs}: sweep {arguments.sweep} has no finished trial")
+        finished = _finished(runs, sweep_dir, record)
     except ExperimentError as error:
         parser.error(str(error))
-    if runs.table.empty:
-        parser.error(f"{arguments.runs}: sweep {arguments.sweep} has no finished trial")
+    table = finished.runs.table
     arguments.out.mkdir(parents=True, exist_ok=True)
-    columns = _columns(runs.table)
+    columns = _columns(table)
     figure = arguments.out / f"{arguments.sweep}.png"
-    _figure(runs, columns[:FIGURE_METRICS], figure)
+    _figure(finished.runs, columns[:FIGURE_METRICS], figure)
     page = arguments.out / f"{arguments.sweep}.md"
-    lines = _page(runs, columns, figure.name, SweepDir(arguments.runs / arguments.sweep))
-    page.write_text("\n".join(lines), encoding="utf-8")
-    _write_csv(runs.table, columns, arguments.out / f"{arguments.sweep}.csv")
+    page.write_text("\n".join(_page(finished, columns, figure.name, sweep_dir)), encoding="utf-8")
+    _write_csv(table, columns, record)
     print(f"wrote {page} and {figure}")
+
+
+def _finished(runs: "analysis.Runs", sweep_dir: SweepDir, record: Path) -> Finished:
+    """Return the trials of a runs folder, and those of the sweep that an earlier CSV has beside.
+
+    Raises:
+        ExperimentError: If it cannot be told whether the sweep has the trials of the record.
+    """
+    specs = {str(name): sweep_dir.trial(str(name)).spec() for name in runs.table["trial_id"]}
+    if not record.exists():
+        return Finished(runs, specs, ())
+    lines = pd.read_csv(record).to_dict("records")
+    done = runs.excluded[runs.excluded["state"] == "done"]
+    new = specs.keys() | set(done["trial_id"])
+    missing = {line["trial_id"] for line in lines} - new
+    try:
+        earlier = _specs(sweep_dir, missing, specs.values())
+    except ConfigError as error:
+        raise StoreError(
+            f"{record} holds {plural(len(missing), 'trial')} that {sweep_dir.path} has not finished;"
+            f" whether the sweep has them, its file must say: {error}"
+        ) from error
+    if len(earlier) < len(missing):
+        print(
+            f"left out of {record}: {plural(len(missing) - len(earlier), 'trial')} that"
+            f" neither {sweep_dir.path} nor {_sweep_file(sweep_dir)} has",
+            file=sys.stderr,
+        )
+    rows = [
+        _row(earlier[line["trial_id"]], line, runs.sweep)
+        for line in lines
+        if line["trial_id"] in earlier
+    ]
+    if not rows:
+        return Finished(runs, specs, ())
+    # By themselves: a record lacks what trials measured beside the page's metrics.
+    table, faulty = check_rows(rows)
+    every = pd.concat([runs.table, table], ignore_index=True).sort_values(
+        ["architecture", "total_params", "configuration", "seed"], kind="stable", ignore_index=True
+    )
+    recorded = frozenset(table["trial_id"])
+    excluded = runs.excluded[~runs.excluded["trial_id"].isin(earlier.keys())]
+    if faulty:
+        excluded = pd.concat([excluded, exclusions(faulty)], ignore_index=True)
+    return Finished(replace(runs, table=every, excluded=excluded), specs | earlier, recorded)
+
+
+def _specs(
+    sweep_dir: SweepDir, wanted: Collection[str], known: Collection[TrialSpec]
+) -> dict[str, TrialSpec]:
+    """Return the specs of those trials that the sweep has: its folder, or else its file.
+
+    The folder may be of a part of the sweep.
+
+    Args:
+        sweep_dir: The sweep's folder.
+        wanted: Ids of trials.
+        known: Specs of other trials. A file of equal content gets its path from them, since
+            trials are not to differ in where they were run.
+    """
+    specs = {t.trial_id: t.spec() for t in sweep_dir.trials() if t.trial_id in wanted}
+    file = _sweep_file(sweep_dir)
+    if len(specs) == len(wanted) or not file.is_file():
+        return specs
+    paths = {(key, sha): s.data[key] for s in known for key, sha in s.data_sha256.items()}
+    for spec in load_sweep(file).trials:
+        if spec.trial_id in wanted and spec.trial_id not in specs:
+            data = {
+                key: paths.get((key, spec.data_sha256.get(key)), value)
+                for key, value in spec.data.items()
+            }
+            specs[spec.trial_id] = replace(spec, data=data)
+    return specs
+
+
+def _row(spec: TrialSpec, line: Mapping[str, object], sweep: str | None) -> dict[str, object]:
+    """Return a trial of the record as `analysis.load` reads one; the rest follows from its spec."""
+    metrics = {
+        name: value
+        for name, value in line.items()
+        if ("/" in name or name == "train_seconds") and pd.notna(value)
+    }
+    return plain_row(
+        trial_id=spec.trial_id,
+        sweep=str(sweep),
+        architecture=spec.architecture,
+        preset=spec.preset,
+        seed=spec.seed,
+        settings=flat_settings(spec),
+        accounting=spec.accounting or account(spec),
+        metrics=metrics,
+        not_causal=spec.not_causal,
+    )
 
 
 def _columns(table: pd.DataFrame) -> list[Column]:
@@ -105,26 +225,29 @@ def _write_csv(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> No
         "memory_params",
         "training_flops",
         "training_tokens",
+        "steps",
         "train_seconds",
     ]
-    kept = dict.fromkeys([*facts, *(metric for metric, _ in columns)])
+    metrics = [name for metric, _ in columns for name in (metric, f"{metric}_stderr")]
+    kept = dict.fromkeys([*facts, *metrics])
     table[[name for name in kept if name in table]].to_csv(path, index=False)
 
 
 def _page(
-    runs: "analysis.Runs", columns: Sequence[Column], figure: str, sweep_dir: SweepDir
+    finished: Finished, columns: Sequence[Column], figure: str, sweep_dir: SweepDir
 ) -> list[str]:
-    sweep, table = str(runs.sweep), runs.table
-    question = (runs.question or sweep).strip()
+    runs = finished.runs
+    table = runs.table
+    question = (runs.question or str(runs.sweep)).strip()
     lines = [
         f"# {question[0].upper()}{question[1:]}",
         "",
-        *_about(runs, sweep_dir),
+        *_about(finished, sweep_dir),
         "",
         "## What came out",
         "",
     ]
-    labels = trial_labels(sweep_dir.trial(str(name)).spec() for name in table["trial_id"])
+    labels = trial_labels(finished.specs[str(name)] for name in table["trial_id"])
     headings = [
         "architecture",
         *(["settings"] if any(labels.values()) else []),
@@ -180,10 +303,11 @@ def _minutes(sweep: SweepDir) -> float:
     return seconds / 60
 
 
-def _about(runs: "analysis.Runs", sweep_dir: SweepDir) -> list[str]:
-    """Return the table of what was run."""
-    table, facts = runs.table, runs.environment
-    seeds = sorted(set(table["seed"]))
+def _about(finished: Finished, sweep_dir: SweepDir) -> list[str]:
+    """Return the table of what was run; how is known of the trials in the runs folder alone."""
+    runs, recorded = finished.runs, finished.recorded
+    facts, seeds = runs.environment, sorted(set(runs.table["seed"]))
+    table = runs.table[~runs.table["trial_id"].isin(recorded)]
     training = (
         f"{_range(table['steps'])} steps of {_range(table['train.batch_tokens'])} tokens of "
         f"{_range(table['train.seq_len'])}"
@@ -194,8 +318,16 @@ def _about(runs: "analysis.Runs", sweep_dir: SweepDir) -> list[str]:
         "| | |",
         "|---|---|",
         f"| commands | `{_command(sweep_dir)}`, `python benchmarks/results_page.py {runs.sweep}` |",
-        f"| trials | {len(table)} finished, {len(runs.excluded)} not; seeds "
+        f"| trials | {len(runs.table)} finished, {len(runs.excluded)} not; seeds "
         f"{', '.join(map(str, seeds))} |",
+        *(
+            [
+                f"| recorded before | {plural(len(recorded), 'trial')}, from {runs.sweep}.csv as it"
+                " was; training, code, device and time are of the others |"
+            ]
+            if recorded
+            else []
+        ),
         f"| training | {training} |",
         f"| code | commit {facts.get('git.commit', 'unknown')}"
         f"{' with changes, whose text the records hold' if _dirty(facts) else ''} |",
@@ -217,6 +349,13 @@ def _command(sweep_dir: SweepDir) -> str:
         if line.startswith("# Run:"):
             return line.removeprefix("# Run:").strip()
     return f"memscale submit sweeps/{sweep_dir.path.name}.yaml"
+
+
+def _sweep_file(sweep_dir: SweepDir) -> Path:
+    """Return the file that the sweep's command names, which need not be there."""
+    words = _command(sweep_dir).split()
+    named = [word for word in words if word.endswith(".yaml")]
+    return ROOT / (named[0] if named else f"sweeps/{sweep_dir.path.name}.yaml")
 
 
 def _range(values: pd.Series) -> str:

@@ -15,6 +15,9 @@ MOST_SEEDS = 30
 FEWEST_FOR_A_CURVE = 6
 """Sizes from which on an interval of a curve is fair (`docs/analysis.md`)."""
 
+MOST_CURVES_NAMED = 4
+"""Curves of too few sizes that are named; of more it says how many."""
+
 
 def advice(
     answer: SweepAnswer, fits: SweepFits, comparison: ArchitectureComparison, *, sweep: str
@@ -126,12 +129,16 @@ def _untuned(fits: SweepFits) -> list[str]:
 
 def _sizes(fits: SweepFits) -> list[str]:
     """Return where more sizes would make a curve fair."""
-    few = sorted(
-        {c.architecture for c in fits.curves if c.fit.n_configurations < FEWEST_FOR_A_CURVE},
-    )
+    series = {c.series: c.architecture for c in fits.curves}
+    few = {c.series for c in fits.curves if c.fit.n_configurations < FEWEST_FOR_A_CURVE}
     if not few:
         return []
-    named = ", ".join(few[:4]) + (f" and {len(few) - 4} more" if len(few) > 4 else "")
+    names = sorted(few)
+    if len(names) > MOST_CURVES_NAMED:  # an architecture stands for all its settings
+        enough = {series[name] for name in series.keys() - few}
+        names = sorted({name if series[name] in enough else series[name] for name in few})
+    more = len(names) - MOST_CURVES_NAMED
+    named = ", ".join(names[:MOST_CURVES_NAMED]) + (f" and {more} more" if more > 0 else "")
     return [
         f"Add sizes of {named}: a curve through fewer than {FEWEST_FOR_A_CURVE} has intervals that"
         " are too narrow, and too few runs to check the law."

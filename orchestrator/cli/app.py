@@ -63,6 +63,14 @@ class Verb(TyperCommand):
         """Return the parameters; `<bool>` after a flag would ask for a value."""
         return _without_flag_types(super().get_params(ctx))
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the arguments; typer hands on what pydantic writes before a refused choice."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         with errors_as_sentences(ctx.params.get("runs")):

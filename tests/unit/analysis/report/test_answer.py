@@ -221,3 +221,21 @@ def test_architectures_of_few_sizes_are_named_once(synthetic, tmp_path):
 
     assert {"dense (lr=1e-3)", "dense (lr=3e-3)"} <= {c.series for c in fits.curves}
     assert "Add sizes of dense, engram, moe, peer: a curve" in advice(answer, fits, NO_LAWS, sweep="s")[-1]  # fmt: skip
+
+
+def test_curves_of_few_sizes_are_named_with_their_settings(synthetic, tmp_path):
+    sizes = {("dense", 0.001): 6, ("dense", 0.003): 3, ("moe", 0.001): 2}
+    trials = []
+    for (architecture, lr), n_sizes in sizes.items():
+        for t in synthetic.make_sweep(architectures=(architecture,), seeds=(0,))[:n_sizes]:
+            trials.append(replace(t, spec=replace(t.spec, train={**t.spec.train, "lr": lr})))
+    answer, fits = answer_of(synthetic, tmp_path, trials)
+
+    def said(curves):
+        words = advice(answer, replace(fits, curves=curves), NO_LAWS, sweep="s")
+        return next(one for one in words if one.startswith("Add sizes of"))
+
+    assert "Add sizes of dense (lr=3e-3), moe: a curve" in said(fits.curves)
+    few = next(c for c in fits.curves if c.series == "moe")
+    others = [replace(few, series=f"moe ({n})") for n in range(4)]
+    assert "Add sizes of dense (lr=3e-3), moe: a curve" in said([*fits.curves, *others])

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from orchestrator.planning.pricing import account
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.sweep.load import load_sweep
+
 SCRIPT = Path(__file__).parents[4] / "benchmarks" / "results_page.py"
 EXACT = "eval/facts/exact_match"
+RECALL = "recall/train_wording/exact_match"
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +182,156 @@ def test_pauses_are_no_time_and_what_was_tuned_is_drawn_as_in_reports(
         "Factual recall against lr",
         "Best of each, and its lr",
     ]
+
+
+SWEEP = """\
+# Run: memscale submit {file}
+name: facts
+data: {{source: text, path: words.txt, valid_path: words.txt, vocab_size: 512}}
+train: {{tokens: 40_960, batch_tokens: 1_024, seq_len: 64, lr: 2.0e-2}}
+model: {{architecture: dense, preset: d8}}
+trials:
+  - grid: {{train.lr: {rates}}}
+  - set: {{model.architecture: memory_plus, model.n_keys: 32}}
+    grid: {{train.lr: {rates}}}
+    match: {{training_flops: dense, solve: tokens}}
+seeds: [0, 1]
+"""
+RATES = (1e-2, 2e-2, 4e-2)
+
+
+@pytest.fixture
+def trials(tmp_path):
+    """Return a function that gives the trials of a sweep file, as read in a folder of its own.
+
+    The header names the file of all rates.
+    """
+
+    def read(folder, rates=RATES):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "words.txt").write_text("a few words of text " * 500)
+        file = tmp_path / folder / "facts.yaml"
+        text = SWEEP.format(file=tmp_path / "whole" / "facts.yaml", rates=list(rates))
+        file.write_text(text)
+        return file, [spec.with_accounting(account(spec)) for spec in load_sweep(file).trials]
+
+    return read
+
+
+@pytest.fixture
+def run(synthetic, tmp_path):
+    """Return a function that submits a sweep file and finishes those of its trials it is given."""
+
+    def part(file, specs, done, **metrics):
+        sweep = SweepDir(tmp_path / "runs" / "facts")
+        sweep.add_trials(specs)
+        shutil.copy(file, sweep.path / "sweep.yaml")
+        for spec in done:
+            loss = 3.0 + 10 * spec.train["lr"] + 0.1 * spec.seed
+            asked = {RECALL: 1 / loss, EXACT: 0.5 / loss, f"{EXACT}_stderr": 0.01 * loss}
+            values = {"valid/loss": loss, **asked, **metrics}
+            trial = replace(synthetic.make_trial("dense", 32, 0, **values), spec=spec)
+            synthetic.write_done(tmp_path / "runs", trial)
+
+    return part
+
+
+def of_rates(specs, *rates):
+    return [spec for spec in specs if spec.train["lr"] in rates]
+
+
+@pytest.mark.parametrize("submitted", ["whole", "part"])
+def test_parts_of_a_sweep_make_the_page_of_the_whole(
+    submitted, trials, run, page, tmp_path, results_page, monkeypatch
+):
+    draw = results_page.sweep_figure
+
+    def made():
+        """Return the page, its CSV, and the lines of the figure's first panel."""
+        drawn = []
+        monkeypatch.setattr(
+            results_page, "sweep_figure", lambda *a: drawn.append(draw(*a)) or drawn[-1]
+        )
+        lines, _ = page()
+        curves = [line.get_xydata() for line in drawn[-1].axes[0].lines]
+        csv = pd.read_csv(tmp_path / "out" / "facts.csv").set_index("trial_id")
+        return lines, csv, [sorted(curve.tolist()) for curve in curves if len(curve) > 1]
+
+    file, specs = trials("whole")
+    run(file, specs, specs)
+    at_once, csv, curves = made()
+    assert {"steps", f"{EXACT}_stderr"} <= set(csv)
+    shutil.rmtree(tmp_path / "runs")
+    shutil.rmtree(tmp_path / "out")
+
+    file, first = trials("first", RATES[:2])
+    run(file, first, of_rates(first, *RATES[:2]))
+    assert len(made()[1]) == 8
+    shutil.rmtree(tmp_path / "runs")
+    # The text lies in another place there, which makes no other trial of it.
+    second = trials("second", RATES if submitted == "whole" else RATES[2:])
+    run(*second, of_rates(second[1], RATES[2]))
+    for _ in range(2):  # what was recorded just now is found in the runs again
+        in_parts, again, drawn = made()
+
+        text = "\n".join(in_parts)
+        assert "| trials | 12 finished, 0 not; seeds 0, 1 |" in text
+        assert "| recorded before | 8 trials, from facts.csv as it was;" in text
+        assert text.count("trial-minutes of training") == 1
+        assert "0.8 trial-minutes of training" in text  # 4 trials of 12.5 s
+        assert [row[1] for row in rows(in_parts)[1:]] == 2 * ["lr=1e-2", "lr=2e-2", "lr=4e-2"]
+        assert rows(in_parts) == rows(at_once)
+        assert drawn == curves
+        pd.testing.assert_frame_equal(again, csv, check_like=True)
+
+
+def test_of_a_record_counts_what_the_sweep_has_and_the_runs_lack(
+    trials, run, page, tmp_path, synthetic, capsys
+):
+    file, specs = trials("whole")
+    run(file, specs, specs)
+    page()
+    shutil.rmtree(tmp_path / "runs")
+    file, specs = trials("whole", RATES[:2])  # the highest rate is taken out
+    again, diverged, failed, done = specs[:4]
+    run(file, specs, [again, done], **{"valid/loss": 2.5})
+    run(file, [], [diverged], **{"valid/loss": float("nan")})
+    synthetic.start(tmp_path / "runs", replace(synthetic.make_trial("dense", 8, 0), spec=failed))
+
+    lines, _ = page()
+
+    text = "\n".join(lines)
+    assert "| trials | 7 finished, 1 not; seeds 0, 1 |" in text
+    assert "| recorded before | 5 trials, from facts.csv" in text
+    assert [line for line in lines if line.startswith("* ")] == [
+        f"* {diverged.trial_id}: not finite: loss is nan (diverged)"
+    ]
+    found = pd.read_csv(tmp_path / "out" / "facts.csv").set_index("trial_id")["valid/loss"]
+    assert found[again.trial_id] == found[done.trial_id] == 2.5
+    assert found[failed.trial_id] == pytest.approx(3.2)
+    assert set(found.index) == {spec.trial_id for spec in specs} - {diverged.trial_id}
+    assert "left out of" in (said := capsys.readouterr().err)
+    assert "facts.csv: 4 trials that neither" in said
+
+
+def test_a_record_is_not_overwritten_where_the_sweep_file_cannot_be_read(
+    trials, run, page, tmp_path, capsys
+):
+    file, specs = trials("whole")
+    run(file, specs, of_rates(specs, *RATES[:2]))
+    page()
+    record = (tmp_path / "out" / "facts.csv").read_text()
+    shutil.rmtree(tmp_path / "runs")
+    run(*(second := trials("second", RATES[2:])), second[1])
+    (tmp_path / "whole" / "words.txt").unlink()
+
+    with pytest.raises(SystemExit):
+        page()
+
+    said = capsys.readouterr().err
+    assert "facts.csv holds 8 trials that" in said
+    assert "no such file: words.txt" in said
+    assert (tmp_path / "out" / "facts.csv").read_text() == record
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -19,7 +19,8 @@ def said(*words):
     [
         (["--nodes", "1:8"], "is for Slurm: add --backend slurm"),
         (["--slurm", "account=me"], "is for Slurm: add --backend slurm"),
-        (["--backend", "pbs"], "'pbs' is not one of 'slurm', 'slurm-direct'"),
+        (["--backend", "pbs"], "for '--backend': 'pbs' is not one of 'slurm', 'slurm-direct'"),
+        (["--launcher", "k8s"], "'--launcher': 'k8s' is not one of 'ray', 'process', 'debug'."),
         (["--backend", "slurm", "--nodes", "8:1"], "MIN must lie in 1..MAX"),
         (["--backend", "slurm", "--time", "1h"], "must be minutes or a time as Slurm writes it"),
         (["--backend", "slurm", "--slurm", "nodes=2"], "nodes is set by memscale; use --nodes"),
