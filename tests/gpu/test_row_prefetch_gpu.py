@@ -16,7 +16,7 @@ from tests.unit.workloads.training.test_row_prefetch import (
 )
 from workloads.checkpoint import checkpoint
 from workloads.layers.memory.host_offload import empty_on_host
-from workloads.layers.memory.row_copies import BUS_PROGRAMS, put_rows, take_rows
+from workloads.layers.memory.row_copies import put_rows, take_rows
 from workloads.training.cuda_graph import CapturedStep, capture_if_possible
 from workloads.training.device import gpu_stream, numerics
 
@@ -43,11 +43,11 @@ def test_rows_cross_the_bus_both_ways(row, dtype):
     rows = torch.zeros(3001, *row, dtype=dtype, device=HERE)
     before = table.cpu()
 
-    take_rows(table, ids, rows, programs=BUS_PROGRAMS)
+    take_rows(table, ids, rows, by_bus=True)
     assert torch.equal(rows[:-1].cpu(), before[ids[:-1].cpu().long()])
     assert not rows[-1].any()
 
-    put_rows(rows + 1, ids, table, programs=BUS_PROGRAMS)
+    put_rows(rows + 1, ids, table, by_bus=True)
     before[ids[:-1].cpu().long()] = (rows[:-1] + 1).cpu()
     assert torch.equal(table.cpu(), before)
 

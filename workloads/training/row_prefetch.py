@@ -23,7 +23,7 @@ from jaxtyping import Int, Int64
 from torch import Tensor
 
 from workloads.layers.memory.held_rows import HeldRows, distinct
-from workloads.layers.memory.row_copies import BUS_PROGRAMS, put_rows, take_rows
+from workloads.layers.memory.row_copies import put_rows, take_rows
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.memory.token_reads import TokenReader
 
@@ -152,7 +152,7 @@ class _TableCopies:
         n_rows, room = len(self.table.weight), len(self._ids["next"])
         self._ids["next"].copy_(distinct(ids, n_rows=n_rows, room=room))
         for name, rows in self._next.items():
-            take_rows(self._home[name], self._ids["next"], rows, programs=BUS_PROGRAMS)
+            take_rows(self._home[name], self._ids["next"], rows, by_bus=True)
 
     def hold(self) -> None:
         """Make the next step's rows the current one's, as the last step left them."""
@@ -176,7 +176,7 @@ class _TableCopies:
     def write(self) -> None:
         """Write what the step left into the table."""
         for name, rows in self._last.items():
-            put_rows(rows, self._ids["last"], self._home[name], programs=BUS_PROGRAMS)
+            put_rows(rows, self._ids["last"], self._home[name], by_bus=True)
 
     def _allocate(self, n_reads: int) -> None:
         n_rows = len(self.table.weight)

@@ -6,25 +6,21 @@ from types import ModuleType
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-BUS_PROGRAMS = 48
-"""Programs of a copy over the bus: enough to keep it busy, and few of a GPU's multiprocessors."""
-_DEVICE_PROGRAMS = 1024
-
 
 def take_rows(
     source: Shaped[Tensor, "rows ..."],
     ids: Int[Tensor, " places"],
     into: Shaped[Tensor, "places ..."],
     *,
-    programs: int = _DEVICE_PROGRAMS,
+    by_bus: bool = False,
 ) -> None:
     """Write row `ids[i]` of `source` to row i of `into`; where there is none, leave it.
 
-    Either tensor may lie in host memory (`host_offload.py`). `programs` bounds how much of a GPU
-    the copy takes.
+    Either tensor may lie in host memory (`host_offload.py`). A copy `by_bus` leaves room for other
+    kernels beside it.
     """
     if source.is_cuda:
-        _kernels().copy_rows(source, ids, into, put=False, programs=programs)
+        _kernels().copy_rows(source, ids, into, put=False, by_bus=by_bus)
         return
     there = ids < len(source)
     into[there] = source.index_select(0, ids[there])
@@ -35,11 +31,11 @@ def put_rows(
     ids: Int[Tensor, " places"],
     into: Shaped[Tensor, "rows ..."],
     *,
-    programs: int = _DEVICE_PROGRAMS,
+    by_bus: bool = False,
 ) -> None:
     """Write row i of `source` to row `ids[i]` of `into`, if it has one; no id may come twice."""
     if source.is_cuda:
-        _kernels().copy_rows(source, ids, into, put=True, programs=programs)
+        _kernels().copy_rows(source, ids, into, put=True, by_bus=by_bus)
         return
     there = ids < len(into)
     into.index_copy_(0, ids[there].long(), source[there])

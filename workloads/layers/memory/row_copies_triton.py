@@ -1,25 +1,47 @@
-"""Copies of rows in Triton: a bounded number of programs, each with several rows on their way."""
+"""Copies of rows in Triton: a bounded number of programs, each with several rows on their way.
+
+Over the bus a program is one warp of 32 registers a thread, so that it runs beside the program of a
+matrix product on the same multiprocessor: those leave 1,024 registers and little more. A product
+whose programs find a multiprocessor taken waits for the copy, and takes twice as long.
+"""
+
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 from triton import language as tl
 
-_WORDS = 2048
-"""Words of 4 bytes that a program copies at a time: 64 bytes a thread."""
+
+class _Launch(NamedTuple):
+    """How a copy is launched."""
+
+    programs: int
+    """At most."""
+    words: int
+    """Of 4 bytes, that a program copies at a time."""
+    warps: int
+    registers: int | None
+    """Of a thread; None leaves them to the compiler."""
 
 
-def copy_rows(source: Tensor, ids: Tensor, into: Tensor, *, put: bool, programs: int) -> None:
+_BY_BUS = _Launch(programs=132, words=128, warps=1, registers=32)
+_ON_DEVICE = _Launch(programs=1024, words=2048, warps=4, registers=None)
+
+
+def copy_rows(source: Tensor, ids: Tensor, into: Tensor, *, put: bool, by_bus: bool) -> None:
     """Copy as `row_copies.put_rows` does, or as `take_rows` does."""
     source, into = _words(source), _words(into)
     width = source.shape[1]
-    columns = min(triton.next_power_of_2(width), _WORDS)
-    rows = _WORDS // columns
+    how = _BY_BUS if by_bus else _ON_DEVICE
+    columns = min(triton.next_power_of_2(width), how.words)
+    rows = how.words // columns
     if not (len(ids) and width):
         return
-    _copy[(min(triton.cdiv(len(ids), rows), programs),)](
+    _copy[(min(triton.cdiv(len(ids), rows), how.programs),)](
         source, ids, into, len(ids), len(into) if put else len(source),
-        WIDTH=width, COLUMNS=columns, ROWS=rows, PUT=put, num_warps=4,
+        WIDTH=width, COLUMNS=columns, ROWS=rows, PUT=put,
+        num_warps=how.warps, maxnreg=how.registers,
     )  # fmt: skip
 
 

@@ -46,12 +46,14 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("programs", [1, 1024])
+@pytest.mark.parametrize("by_bus", [False, True])
 @pytest.mark.parametrize("put", [False, True])
 @pytest.mark.parametrize(("row", "dtype"), SHAPES)
-def test_the_kernel_copies_the_same_rows(interpreted, row, dtype, put, programs):
+def test_the_kernel_copies_the_same_rows(interpreted, row, dtype, put, by_bus, monkeypatch):
     kernels = pytest.importorskip("workloads.layers.memory.row_copies_triton")
     interpreted(kernels)
+    # Fewer programs than there are pieces, so that each copies several.
+    monkeypatch.setattr(kernels, "_BY_BUS", kernels._BY_BUS._replace(programs=2))
     table = torch.randn(90, *row).to(dtype)
     ids = distinct(torch.randint(90, (70,)), n_rows=90, room=70)
     rows = torch.randn(70, *row).to(dtype)
@@ -59,26 +61,32 @@ def test_the_kernel_copies_the_same_rows(interpreted, row, dtype, put, programs)
     expected = into.clone()
     (put_rows if put else take_rows)(source, ids, expected)
 
-    kernels.copy_rows(source, ids, into, put=put, programs=programs)
+    kernels.copy_rows(source, ids, into, put=put, by_bus=by_bus)
 
     assert torch.equal(into, expected)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("by_bus", [False, True])
 @pytest.mark.parametrize("put", [False, True])
 @pytest.mark.parametrize("width", [16, 64])
-def test_rows_cross_the_bus_sixteen_bytes_at_a_time(compile_for_sm90, width, put):
+def test_rows_are_copied_sixteen_bytes_at_a_time(compile_for_sm90, width, put, by_bus):
+    """Over the bus by one warp of 1,024 registers, which a matrix product leaves beside it."""
     kernels = pytest.importorskip("workloads.layers.memory.row_copies_triton")
+    how = kernels._BY_BUS if by_bus else kernels._ON_DEVICE
     made = compile_for_sm90(
         kernels._copy,
         {
             **dict.fromkeys(("source", "into", "ids"), "*i32:16"),
             **dict.fromkeys(("n_ids", "n_rows"), "i32"),
         },
-        {"WIDTH": width, "COLUMNS": width, "ROWS": 2048 // width, "PUT": put},
+        {"WIDTH": width, "COLUMNS": width, "ROWS": how.words // width, "PUT": put},
+        num_warps=how.warps,
+        max_registers=how.registers,
     )
 
     assert made.spills == 0
-    assert made.registers <= 128
-    assert made.sass.count("LDG.E.128") >= 4
-    assert made.sass.count("STG.E.128") >= 4
+    assert made.registers <= (32 if by_bus else 128)
+    assert made.shared_bytes == 0 or not by_bus
+    assert made.sass.count("LDG.E.128") >= (1 if by_bus else 4)
+    assert made.sass.count("STG.E.128") >= (1 if by_bus else 4)
