@@ -22,8 +22,7 @@ runs are of many sizes: the first is large, and what is left buys smaller and sm
 
 COST_POWER = 0.25
 """Gains are divided by this power of the cost. With 1 the cheapest runs win, which lie furthest
-from the target; with 0 what is spent does not count. No variance shows that a law which is a little
-wrong bends to many small runs and then misses the target, so cost counts little."""
+from the target; with 0 what is spent does not count. Chosen by trial (docs/analysis.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

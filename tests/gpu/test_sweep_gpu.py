@@ -53,11 +53,16 @@ SWEEPS = {
         "resources": {"gpus": 0.02},
     },
     # Those of 2^18 tokens hold about 280 GB: twice what the largest of today's GPUs has. Asked for,
-    # because a micro-batch that ranks choose by themselves would fit.
+    # because a micro-batch that ranks choose by themselves would fit, and so would blocks that run
+    # again for the backward pass.
     "whole": {
         "model": HUGE,
         "train": {**FEW, "tokens": 2**19, "batch_tokens": 2**18},
-        "resources": {"gpus": 1, "micro_batch_tokens": 2**18},
+        "resources": {
+            "gpus": 1,
+            "micro_batch_tokens": 2**18,
+            "activation_checkpointing": False,
+        },
     },
     "tenth": {"model": SMALL, "resources": {"gpus": 0.1}, "seeds": [0, 1, 2, 3, 4, 5]},
     "quarter": {"model": MEMORY, "resources": {"gpus": 0.25}, "seeds": [0, 1, 2]},

@@ -71,7 +71,9 @@ class CapturedStep:
     The first `WARM_UP_STEPS` steps of each kind run as they are; the next is captured, which runs
     nothing, and replayed. Steps that record usage are of another kind than steps that do not, and
     so are steps whose phases are timed, whose graphs have events between the kernels: at most four
-    graphs. They share their memory, since they never run at once.
+    graphs. They share their memory, since they never run at once. What they hold no other step can
+    use, so where a step that runs as it is might not fit beside them, they are dropped before it,
+    and captured again.
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -85,6 +87,7 @@ class CapturedStep:
         self._seen = {False: 0, True: 0}
         self._windows: Tensor | None = None
         self._pool = torch.cuda.graph_pool_handle()
+        self._pool_bytes = 0
 
     def __call__(
         self,
@@ -99,6 +102,7 @@ class CapturedStep:
         records = bool(getattr(self.model, "recording_usage", False))
         if self._seen[records] < WARM_UP_STEPS:
             self._seen[records] += 1
+            self._make_room()
             self.phases.wanted = False  # these steps are not taken as the others are
             return self._step(
                 windows, lr=lr, value_lr_ratio=value_lr_ratio, also=also, upcoming=upcoming
@@ -119,8 +123,23 @@ class CapturedStep:
         self.optimizer.finish()
         return {**numbers, **(also or {})}
 
+    def _make_room(self) -> None:
+        """Drop the graphs if as much memory as theirs is not left for a step without one."""
+        if not self._graphs:
+            return
+        _, total = torch.cuda.mem_get_info()
+        allowed = torch.cuda.get_per_process_memory_fraction() * total
+        if torch.cuda.memory_reserved() + self._pool_bytes <= allowed:
+            return
+        for of_graphs in (self._graphs, self._outputs, self._bounds):
+            of_graphs.clear()
+        self._pool, self._pool_bytes = torch.cuda.graph_pool_handle(), 0
+        torch.cuda.empty_cache()
+
     def _capture(self, kind: _Kind) -> None:
         assert self._windows is not None
+        torch.cuda.empty_cache()  # as `graph` does first; what is added from here on is the pool's
+        before = torch.cuda.memory_reserved()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         # Capturing in "thread_local" mode lets other threads of this process, which train other
@@ -129,5 +148,6 @@ class CapturedStep:
             graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
         ):
             self._outputs[kind] = self._step.update(self._windows)
+        self._pool_bytes += torch.cuda.memory_reserved() - before
         self._bounds[kind] = self.phases.take()
         self._graphs[kind] = graph

@@ -1,8 +1,7 @@
 """Copies of rows in Triton: a bounded number of programs, each with several rows on their way.
 
-Over the bus a program is one warp of 32 registers a thread, so that it runs beside the program of a
-matrix product on the same multiprocessor: those leave 1,024 registers and little more. A product
-whose programs find a multiprocessor taken waits for the copy, and takes twice as long.
+Over the bus four large programs take a little longer than many, and slow a training step beside
+them half as much (docs/benchmarks.md).
 """
 
 from typing import NamedTuple
@@ -21,12 +20,10 @@ class _Launch(NamedTuple):
     words: int
     """Of 4 bytes, that a program copies at a time."""
     warps: int
-    registers: int | None
-    """Of a thread; None leaves them to the compiler."""
 
 
-_BY_BUS = _Launch(programs=132, words=128, warps=1, registers=32)
-_ON_DEVICE = _Launch(programs=1024, words=2048, warps=4, registers=None)
+_BY_BUS = _Launch(programs=4, words=8192, warps=16)
+_ON_DEVICE = _Launch(programs=1024, words=2048, warps=4)
 
 
 def copy_rows(source: Tensor, ids: Tensor, into: Tensor, *, put: bool, by_bus: bool) -> None:
@@ -41,7 +38,7 @@ def copy_rows(source: Tensor, ids: Tensor, into: Tensor, *, put: bool, by_bus: b
     _copy[(min(triton.cdiv(len(ids), rows), how.programs),)](
         source, ids, into, len(ids), len(into) if put else len(source),
         WIDTH=width, COLUMNS=columns, ROWS=rows, PUT=put,
-        num_warps=how.warps, maxnreg=how.registers,
+        num_warps=how.warps,
     )  # fmt: skip
 
 

@@ -146,7 +146,6 @@ def compile_for_sm90(pytestconfig: pytest.Config) -> Callable[..., Resources]:
         constexprs: Mapping[str, Any],
         num_warps: int = 4,
         num_stages: int = 3,
-        max_registers: int | None = None,
     ) -> Resources:
         names = kernel.arg_names
         types = {
@@ -161,11 +160,7 @@ def compile_for_sm90(pytestconfig: pytest.Config) -> Callable[..., Resources]:
         compiled = triton.compile(
             ASTSource(kernel, types, dict(constexprs), divisible),
             target=GPUTarget("cuda", 90, 32),
-            options={
-                "num_warps": num_warps,
-                "num_stages": num_stages,
-                "maxnreg": max_registers,
-            },
+            options={"num_warps": num_warps, "num_stages": num_stages},
         )
         assert not overwritten_tiles(compiled.asm["ptx"]), "a product reads it still: wait before"
         sass = disassemble(compiled.asm["cubin"])

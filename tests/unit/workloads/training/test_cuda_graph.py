@@ -1,6 +1,7 @@
 """Which steps are captured; that captured ones are right, `tests/gpu` shows."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -69,3 +70,58 @@ def test_tables_in_the_hosts_memory_are_not(monkeypatch):
             module.on_host = True
 
     assert cuda_graph.capture_if_possible(step, world_size=1, bf16=True) is step
+
+
+class Device:
+    """Stands in for a GPU's graphs and memory: a capture takes 40 bytes of 100."""
+
+    def __init__(self, allowed):
+        self.allowed, self.reserved, self.captures = allowed, 50, 0
+        self.pool = 0
+
+    @contextmanager
+    def graph(self, graph, **_):
+        self.captures += 1
+        self.reserved += 40 if not self.pool else 0
+        self.pool = 40
+        yield
+
+    def empty_cache(self):
+        pass
+
+    def new_pool(self):
+        self.reserved -= self.pool
+        self.pool = 0
+        return (0, 0)
+
+    def stand_in(self, monkeypatch):
+        for name, value in {
+            "graph": self.graph,
+            "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+            "current_stream": lambda: None,
+            "empty_cache": self.empty_cache,
+            "graph_pool_handle": self.new_pool,
+            "memory_reserved": lambda: self.reserved,
+            "mem_get_info": lambda: (0, 100),
+            "get_per_process_memory_fraction": lambda: self.allowed / 100,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+
+@pytest.mark.parametrize(("allowed", "captures"), [(130, 2), (129, 4)])
+def test_graphs_are_dropped_where_a_step_without_one_might_not_fit(monkeypatch, allowed, captures):
+    device = Device(allowed)
+    device.stand_in(monkeypatch)
+    taken = cuda_graph.capture_if_possible(step_of("memory"), world_size=1, bf16=True)
+    windows = torch.randint(64, (4, 17))
+    most = 0
+
+    for step in range(1, 60):
+        taken.model.recording_usage = step % 16 == 1
+        eager = taken._seen[taken.model.recording_usage] < cuda_graph.WARM_UP_STEPS
+        taken(windows, lr=0.1)
+        most = max(most, device.reserved + 40 * eager)
+
+    assert device.captures == captures
+    assert len(taken._graphs) == 2
+    assert most <= allowed

