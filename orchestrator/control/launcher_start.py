@@ -1,6 +1,7 @@
 """Start of a launcher in a thread of its own, while records are written and trials recovered."""
 
 import os
+import signal
 import threading
 from collections.abc import Mapping
 
@@ -39,6 +40,13 @@ class LauncherStart:
             self.launcher.start()
             return
         self._came_to_end.wait()
+        if threading.current_thread() is threading.main_thread():
+            # Ray takes SIGTERM in its own code, where Python does not see it, and would end this
+            # process. Python's handler comes back only by being set again, which no other thread
+            # may do.
+            handler = signal.getsignal(signal.SIGTERM)
+            if handler is not None:
+                signal.signal(signal.SIGTERM, handler)
         if self._error is not None:
             raise self._error
 

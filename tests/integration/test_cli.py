@@ -93,9 +93,9 @@ class Place:
         beats = [t.heartbeat() for t in self.sweep.trials()]
         return bool(beats) and all(beat and (beat.get("step") or 0) > step for beat in beats)
 
-    def stop_beyond(self, step, number):
+    def stop_beyond(self, step, number, launcher="process"):
         """Submit, send a signal when every trial is beyond a step, and return what was printed."""
-        process = self.start("submit", "tiny.yaml", "--launcher", "process")
+        process = self.start("submit", "tiny.yaml", "--launcher", launcher)
         self.wait_until(lambda: self.all_beyond(step), process)
         process.send_signal(number)
         output, _ = process.communicate(timeout=300)
@@ -170,8 +170,12 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_s
     place.write(tokens=tokens)
     make_store(place.sweep.path.parent)
     furthest = 0
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        output = place.stop_beyond(furthest + 20, number)
+    for number, launcher in (
+        (signal.SIGINT, "process"),
+        (signal.SIGHUP, "process"),
+        (signal.SIGTERM, "ray"),  # which takes this signal for itself
+    ):
+        output = place.stop_beyond(furthest + 20, number, launcher)
         assert "Submit the same file again to go on" in output
         resumed_after, furthest = furthest, max(t.checkpoint_step() for t in place.sweep.trials())
     assert "resume: goes on after step" in place.run("plan", "tiny.yaml")

@@ -1,5 +1,8 @@
 """A launcher starts once, beside other work or when it is waited for, and its thread outlives the start."""
 
+import ctypes
+import os
+import signal
 import threading
 from contextlib import closing
 
@@ -40,6 +43,30 @@ def test_what_began_goes_on_beside_and_its_thread_lives_until_it_is_closed():
     start.close()
     assert not launcher.thread.is_alive()
     assert launcher.said == ["started", "closed", "closed"]
+
+
+def test_a_signal_that_the_start_took_is_pythons_again():
+    """A launcher that takes it in C, as Ray does: Python's own handler is set, and not called."""
+
+    class Takes(Launcher):
+        def start(self):
+            super().start()
+            libc = ctypes.CDLL(None)
+            libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+            libc.signal(signal.SIGTERM, 1)  # SIG_IGN
+
+    came, launcher = [], Takes()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    try:
+        with closing(LauncherStart(launcher)) as start:
+            start.begin()
+            launcher.may_start.set()
+            start.wait()
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert came == [signal.SIGTERM]
 
 
 def test_without_a_begin_waiting_starts_it_here():
