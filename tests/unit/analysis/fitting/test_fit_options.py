@@ -44,7 +44,8 @@ def test_sigma_is_that_of_scipy():
     given = quick(PowerLaw(), table, objective=SQUARED_ERROR, sigma=3 * table["sd"])
 
     np.testing.assert_allclose(list(named.parameters.values()), expected, rtol=1e-5)
-    assert dict(given.parameters) == pytest.approx(dict(named.parameters), rel=1e-9)
+    # Sigmas of another scale round otherwise, so the last steps of the search differ.
+    assert dict(given.parameters) == pytest.approx(dict(named.parameters), rel=1e-6)
     assert "least squares on outcome, sum, runs weighted" in named.summary()
     unweighted = quick(PowerLaw(), table, objective=SQUARED_ERROR)
     assert abs(unweighted.parameters["alpha"] / expected[2] - 1) > 1e-3
