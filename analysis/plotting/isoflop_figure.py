@@ -21,7 +21,8 @@ from analysis.plotting.fit_panels import (
     side_title,
 )
 from analysis.plotting.style import SeriesStyle, series_styles
-from analysis.scaling.isoflop import Budget, IsoflopFit
+from analysis.scaling.isoflop import IsoflopFit
+from analysis.scaling.isoflop_budget import Budget
 
 Array = NDArray[np.float64]
 

@@ -16,16 +16,10 @@ from analysis.fitting.bootstrap import MeanEstimate
 from analysis.fitting.verdict import VerdictStatus
 from analysis.formatting import Column, Table, count, flops, seconds
 from analysis.loading.load import Runs
+from analysis.report.cells import OUTCOME_LABELS, X_LABELS, estimate, estimate_fields, p_value
+from analysis.report.comparison_table import corrected_note
+from analysis.report.configuration_tables import untuned
 from analysis.report.fit_tables import parameters
-from analysis.report.tables import (
-    OUTCOME_LABELS,
-    X_LABELS,
-    corrected_note,
-    estimate,
-    estimate_fields,
-    p_value,
-    untuned,
-)
 from analysis.scaling.best_settings import size_names
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.compute_multiplier import Multipliers

@@ -13,7 +13,7 @@ from analysis.plotting.design_figure import design_figure
 from analysis.plotting.frontier_figure import frontier_figure
 from analysis.plotting.multipliers_figure import multipliers_figure
 from analysis.report.fit_tables import laws_table
-from analysis.report.tables import next_runs_table
+from analysis.report.next_runs_table import next_runs_table
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.compute_multiplier import Multipliers
 from analysis.scaling.cost_measures import CostMeasure

@@ -8,12 +8,13 @@ from typing import Any
 from analysis.fitting.result import LawFit
 from analysis.formatting import Table
 from analysis.loading.load import Runs
-from analysis.report import tables
 from analysis.report.advice import advice
 from analysis.report.answer import SweepAnswer, differences_table, sweep_answer, trends_table
 from analysis.report.architectures import ArchitectureSections, architecture_sections
+from analysis.report.configuration_tables import configurations
 from analysis.report.fit_tables import health_table, laws_table
 from analysis.report.table_files import as_json
+from analysis.report.tables import tables
 from analysis.report.time_table import step_times
 from analysis.scaling.comparison import ArchitectureComparison, compare_architectures
 from analysis.scaling.sweep_summary import SweepFits, best_runs
@@ -49,7 +50,7 @@ class ReportContents:
         return [
             self.differences,
             *([self.trends] if self.trends.rows else []),
-            *tables.tables(runs, fits, everything=True),
+            *tables(runs, fits, everything=True),
             *(table for table in others if table is not None),
             step_times(runs, fits),
             *(replace(t, title=f"{t.title} of their own") for t in fit_tables),
@@ -75,7 +76,7 @@ class ReportContents:
     @property
     def main_tables(self) -> list[Table]:
         """The tables for a paper: differences, and what every configuration reached."""
-        return [self.differences, tables.configurations(self.fits)]
+        return [self.differences, configurations(self.fits)]
 
 
 def report_contents(

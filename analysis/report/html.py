@@ -10,9 +10,11 @@ import jinja2
 
 from analysis.loading.load import Runs
 from analysis.plotting.canvas import KINDS
-from analysis.report import tables
 from analysis.report.benchmark_table import benchmarks
+from analysis.report.comparison_table import comparison
+from analysis.report.configuration_tables import best, configurations, parameter_groups, trials
 from analysis.report.contents import ReportContents, report_contents
+from analysis.report.curve_tables import curves, health, missing
 from analysis.report.device_share import device_share
 from analysis.report.figure_files import (
     FITS_STEM,
@@ -27,7 +29,9 @@ from analysis.report.figure_files import (
 )
 from analysis.report.fit_tables import health_table, laws_table
 from analysis.report.table_files import write_tables
+from analysis.report.tables import excluded, warnings
 from analysis.report.time_table import step_times
+from analysis.report.usage_table import usage
 from analysis.scaling.sweep_summary import SweepFits
 
 PAGE = "report.html"
@@ -140,19 +144,19 @@ def render(contents: ReportContents, pictures: Mapping[str, Picture]) -> str:
         laws=laws_table(contents.laws),
         law_health=health_table(contents.law_fits),
         compared=contents.compared,
-        usage=tables.usage(runs, fits),
+        usage=usage(runs, fits),
         benchmarks=benchmarks(runs),
-        configurations=tables.configurations(fits),
-        parameter_groups=tables.parameter_groups(fits),
-        curves=tables.curves(fits),
-        best=tables.best(fits),
-        comparison=tables.comparison(fits),
-        trials=tables.trials(runs),
+        configurations=configurations(fits),
+        parameter_groups=parameter_groups(fits),
+        curves=curves(fits),
+        best=best(fits),
+        comparison=comparison(fits),
+        trials=trials(runs),
         step_times=step_times(runs, fits),
-        health=tables.health(fits),
-        excluded=tables.excluded(runs),
-        warnings=tables.warnings(runs, fits),
-        missing=tables.missing(fits),
+        health=health(fits),
+        excluded=excluded(runs),
+        warnings=warnings(runs, fits),
+        missing=missing(fits),
         hold_outs=[(c, c.fit.hold_out, c.fit.hold_out_note) for c in fits.curves],
         environment=runs.environment,
         fits=fits,

@@ -206,8 +206,8 @@ def next_(
     """Write the most informative next runs as a sweep file."""
     _run_lightly()
     import analysis
+    from analysis.report.next_runs_table import next_runs_table
     from analysis.report.table_files import as_json
-    from analysis.report.tables import next_runs_table
     from analysis.scaling.candidate_trials import propose
     from analysis.scaling.design_sweep import sweep_texts
     from orchestrator.cli.render import results

@@ -9,7 +9,7 @@ import analysis
 from analysis.loading.usage import UsageName, by_parts, usage_columns, usage_curves, usage_name
 from analysis.plotting.sweep_figure import sweep_figure
 from analysis.plotting.usage_figure import usage_figure
-from analysis.report.tables import usage
+from analysis.report.usage_table import usage
 
 WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
 

@@ -18,20 +18,15 @@ from analysis.laws.chinchilla import CHINCHILLA
 from analysis.loading.load import Runs
 from analysis.plotting.canvas import image, save
 from analysis.plotting.sweep_figure import sweep_figure
+from analysis.report.cells import estimate
+from analysis.report.comparison_table import comparison
+from analysis.report.configuration_tables import configurations, parameter_groups, trials
 from analysis.report.contents import report_contents
+from analysis.report.curve_tables import curves
 from analysis.report.figure_files import draw_beside, figure_paths, sweep_figures
 from analysis.report.html import render
-from analysis.report.tables import (
-    comparison,
-    configurations,
-    curves,
-    estimate,
-    excluded,
-    parameter_groups,
-    tables,
-    trials,
-    usage,
-)
+from analysis.report.tables import excluded, tables
+from analysis.report.usage_table import usage
 
 
 class Page(HTMLParser):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 import analysis
-from analysis.report.tables import best, configurations, curves
+from analysis.report.configuration_tables import best, configurations
+from analysis.report.curve_tables import curves
 from analysis.scaling.series_curves import varied_in
 
 RATES = (1e-3, 3e-3, 1e-2)

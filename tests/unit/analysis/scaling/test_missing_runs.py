@@ -5,7 +5,7 @@ import pytest
 
 import analysis
 from analysis.fitting.fit_law import fit_law
-from analysis.report.tables import missing
+from analysis.report.curve_tables import missing
 from analysis.scaling.series_curves import CURVE_SPECS
 
 
