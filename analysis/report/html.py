@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 
 from analysis.loading.load import Runs
 from analysis.plotting.canvas import KINDS
@@ -117,6 +118,7 @@ def render(contents: ReportContents, pictures: Mapping[str, Picture]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["with_code"] = _with_code
     runs, fits = contents.runs, contents.fits
     return environment.get_template("report.html.j2").render(
         sweep=contents.sweep,
@@ -162,6 +164,13 @@ def render(contents: ReportContents, pictures: Mapping[str, Picture]) -> str:
         fits=fits,
         commands=_commands(runs, contents.sweep),
     )
+
+
+def _with_code(sentence: str) -> Markup:
+    """Return a sentence whose commands between backticks are set as code."""
+    parts = sentence.split("`")
+    marked = [Markup("<code>{}</code>").format(p) if i % 2 else p for i, p in enumerate(parts)]
+    return Markup("").join(marked)
 
 
 def _commands(runs: Runs, sweep: str) -> list[str]:

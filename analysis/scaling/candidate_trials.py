@@ -15,8 +15,9 @@ from analysis.formatting import count
 from analysis.laws.registry import law_named
 from analysis.loading.schema import setting
 from analysis.scaling.architecture_laws import ArchitectureLaws
+from analysis.scaling.design_candidate import Candidate
 from analysis.scaling.design_targets import LossAt, Target, parse_target
-from analysis.scaling.experimental_design import Candidate, ExperimentalDesign, next_runs
+from analysis.scaling.experimental_design import ExperimentalDesign, next_runs
 from analysis.scaling.run_columns import SIZE_INPUTS
 from analysis.scaling.seed_noise import seeds_known
 from analysis.scaling.sweep_laws import fit_sweep_laws

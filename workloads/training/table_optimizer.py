@@ -12,7 +12,7 @@ from workloads.distributed.process_group import RankGroup
 from workloads.kernels.table_update.op import RowSums, row_sums
 from workloads.kernels.table_update.split_master import write_halves
 from workloads.kernels.table_update.update_rules import (
-    WORDS,
+    PACKED_WORDS,
     Kind,
     Rule,
     new_state,
@@ -115,7 +115,7 @@ class TableOptimizer:
         device = next((table.weight.device for table in self._tables.values()), None)
         if device is None or device.type != "cuda":
             return None
-        return torch.zeros(len(self._tables), WORDS, dtype=torch.int32, device=device)
+        return torch.zeros(len(self._tables), PACKED_WORDS, dtype=torch.int32, device=device)
 
     def _begin(self, table: MemoryTable, *, prefetched: bool) -> dict[str, Tensor]:
         """Convert a table to `table_precision`; return its initial optimizer state."""

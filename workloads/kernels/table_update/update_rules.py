@@ -68,8 +68,8 @@ class Rule:
         return int(np.random.SeedSequence(words).generate_state(1)[0] >> 1)
 
 
-WORDS = 16
-"""Of a packed rule: 64 bytes, so that each of several begins at a multiple of 16."""
+PACKED_WORDS = 16
+"""Of 4 bytes, of a packed rule: 64 bytes, so that each of several begins at a multiple of 16."""
 
 
 def pack(rules: Sequence[Rule]) -> Int32[Tensor, "rules words"]:
@@ -94,7 +94,7 @@ def pack(rules: Sequence[Rule]) -> Int32[Tensor, "rules words"]:
         dtype=torch.float32,
     )
     keys = torch.tensor([[rule.key(stream) for stream in range(3)] for rule in rules])
-    packed = torch.zeros(len(rules), WORDS, dtype=torch.int32)
+    packed = torch.zeros(len(rules), PACKED_WORDS, dtype=torch.int32)
     packed[:, : numbers.shape[1]] = numbers.view(torch.int32)
     packed[:, numbers.shape[1] : numbers.shape[1] + 3] = keys
     return packed

@@ -7,8 +7,9 @@ from analysis.plotting.frontier_figure import frontier_figure
 from analysis.plotting.multipliers_figure import multipliers_figure
 from analysis.plotting.style import COLOURS
 from analysis.scaling.compute_multiplier import multipliers
+from analysis.scaling.design_candidate import Candidate
 from analysis.scaling.design_targets import LossAt
-from analysis.scaling.experimental_design import Candidate, next_runs
+from analysis.scaling.experimental_design import next_runs
 from analysis.scaling.frontier import frontier
 
 

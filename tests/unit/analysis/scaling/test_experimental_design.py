@@ -13,8 +13,9 @@ from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.registry import law_named
 from analysis.scaling.architecture_laws import fit_families
+from analysis.scaling.design_candidate import Candidate
 from analysis.scaling.design_targets import LossAt, MultiplierAt, parse_target
-from analysis.scaling.experimental_design import Candidate, _misfit_notes, next_runs
+from analysis.scaling.experimental_design import _misfit_notes, next_runs
 from analysis.scaling.seed_noise import _efficiency, noise_variances
 
 by_law = partial(next_runs, by="information")

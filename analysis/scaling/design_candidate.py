@@ -1,0 +1,34 @@
+"""Candidate of an experimental design: a trial that could be run next."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Candidate:
+    """A trial that could be run next."""
+
+    name: str
+    architecture: str
+    inputs: Mapping[str, float]
+    """The law's inputs."""
+    gpu_hours: float
+    """Of all its seeds; hours of whatever trains, where there is no GPU."""
+    n_seeds: int = 1
+    n_seeds_done: int = 0
+    """Seeds of the same configuration that are among the runs: this one adds to them."""
+    trials: Sequence[Any] = ()
+    """What it stands for, handed through: planned trials, one per seed."""
+
+    def __post_init__(self) -> None:
+        problem = None
+        if not (math.isfinite(self.gpu_hours) and self.gpu_hours > 0):
+            problem = f"gpu_hours must be positive, got {self.gpu_hours}"
+        elif self.n_seeds < 1:
+            problem = f"n_seeds must be at least 1, got {self.n_seeds}"
+        elif self.n_seeds_done < 0:
+            problem = f"n_seeds_done must not be negative, got {self.n_seeds_done}"
+        if problem:
+            raise ValueError(f"candidate {self.name}: {problem}")
