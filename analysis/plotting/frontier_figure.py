@@ -31,18 +31,25 @@ def frontier_figure(frontier: Frontier) -> Figure:
     with styled():
         figure = new_figure(9.8, 7.4)
         figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]
-        (loss, size), (tokens, share) = figure.subplots(2, 2)
-        panels = (
-            (loss, "loss", f"Best {frontier.outcome}", frontier.outcome.capitalize()),
-            (size, "params", "Best size", "Parameters N"),
-            (tokens, "tokens", "Best training length", "Tokens"),
+        varied = any(np.isfinite(best.tokens).any() for best in frontier.allocations.values())
+        # Without the tokens where all were trained on the same.
+        place = figure.subplot_mosaic(
+            [["loss", "params"], ["tokens" if varied else "share", "share"]]
         )
+        titles = {
+            "loss": (f"Best {frontier.outcome}", frontier.outcome.capitalize()),
+            "params": ("Best size", "Parameters N"),
+            "tokens": ("Best training length", "Tokens"),
+        }
         misfits = {name for name, fit in frontier.fits.items() if is_misfit(fit)}
         lines = {
             name: replace(style, line=MISFIT_LINE) if name in misfits else style
             for name, style in styles.items()
         }
-        for axes, quantity, title, y_label in panels:
+        for quantity, (title, y_label) in titles.items():
+            if quantity not in place:
+                continue
+            axes = place[quantity]
             for name, best in frontier.allocations.items():
                 curve = (getattr(best, quantity), *getattr(best, f"{quantity}_band"))
                 draw_curve(axes, x, curve, extrapolated=outside[name], style=lines[name])
@@ -51,17 +58,15 @@ def frontier_figure(frontier: Frontier) -> Figure:
             axes.set_ylabel(y_label)
             amount_axis(axes, label, x)
             low, high = _drawn_span(axes)
-            if axes is loss:
+            if quantity == "loss":
                 axes.set_ylim(low, high)
             else:
                 log_scale(axes, "y", low, high, show=rounded)
-        _draw_shares(share, frontier, styles)
-        amount_axis(share, label, x)
+        _draw_shares(place["share"], frontier, styles)
+        amount_axis(place["share"], label, x)
         handles: list[Artist] = [curve_handle(style, name) for name, style in styles.items()]
         handles.append(Patch(color=OUTSIDE, label="outside the runs"))
         legend_above(figure, handles, most_columns=5)
-        if not any(np.isfinite(best.tokens).any() for best in frontier.allocations.values()):
-            tokens.set_visible(False)  # all were trained on the same
         band_caption(figure, frontier.level, misfit_words(sorted(misfits)))
     return figure
 

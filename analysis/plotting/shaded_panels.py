@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from analysis.plotting.axes import OUTSIDE, grid, log_scale, power_of_ten, series_handle
+from analysis.plotting.axes import OUTSIDE, general, grid, log_scale, power_of_ten, series_handle
 from analysis.plotting.style import SeriesStyle
 
 Array = NDArray[np.float64]
@@ -67,11 +67,16 @@ def shade_outside(axes: Axes, x: Array, extrapolated: Sequence[Flags]) -> None:
         axes.axvspan(edges[start], edges[end], color=OUTSIDE, linewidth=0, zorder=0)
 
 
+MOST_IN_LETTERS = 1e10
+"""End of an axis up to which ticks are 30 k, 100 k, 1 M; beyond they are powers of ten."""
+
+
 def amount_axis(axes: Axes, label: str, x: Array | None = None) -> None:
     """Set a logarithmic axis of amounts over `x`; None: over what was drawn."""
     axes.set_xlabel(label)
     low, high = (float(v) for v in (axes.dataLim.intervalx if x is None else x[[0, -1]]))
-    log_scale(axes, "x", low, high, show=lambda v: f"{v:g}" if v < 1e5 else power_of_ten(v))
+    # FLOPs are read as powers of ten.
+    log_scale(axes, "x", low, high, show=power_of_ten if high > MOST_IN_LETTERS else general)
     grid(axes)
 
 
