@@ -18,6 +18,7 @@ from typing import Any
 from analysis.loading.histories import HistoryPoint
 from analysis.loading.schema import SETTINGS, Reading, exclusion, metric_value, plain_row
 from orchestrator.records.errors import NotFoundError, StoreError
+from orchestrator.records.redaction import without_password
 from orchestrator.records.trial_spec import TrialState
 
 LOG = logging.getLogger(__name__)
@@ -60,15 +61,16 @@ def _trial_runs(uri: str, sweep: str | None) -> tuple[Any, list[Any], list[tuple
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
-    client = MlflowClient(tracking_uri=uri)
     try:
+        client = MlflowClient(tracking_uri=uri)
         experiments = {
             experiment.name: experiment for experiment in _pages(client.search_experiments)
         }
         if sweep is not None and sweep not in experiments:
             known = sorted(name for name in experiments if name != "Default")
             raise NotFoundError(
-                f"{uri}: no sweep {sweep!r} here; there are {', '.join(known) or 'none'}"
+                f"{without_password(uri)}: no sweep {sweep!r} here; there are "
+                f"{', '.join(known) or 'none'}"
             )
         chosen = [
             experiments[name] for name in ([sweep] if sweep is not None else sorted(experiments))
@@ -83,14 +85,15 @@ def _trial_runs(uri: str, sweep: str | None) -> tuple[Any, list[Any], list[tuple
                 order_by=["attributes.start_time ASC"],
             )
         ]
-    except MlflowException as error:
+    except (MlflowException, ImportError) as error:  # a database's driver may be missing
         raise _unreadable(uri, error) from error
     return client, chosen, found
 
 
 def _unreadable(uri: str, error: Exception) -> StoreError:
     return StoreError(
-        f"{uri}: cannot be read ({error}); check the address, or give the runs folder instead"
+        without_password(f"{uri}: cannot be read ({error})")
+        + "; check the address, or give the runs folder instead"
     )
 
 
@@ -108,7 +111,8 @@ def tracked_histories(
     gone = [trial[1] for trial in trials if trial not in runs]
     if gone:
         raise StoreError(
-            f"{uri}: no finished run of {', '.join(gone)} any more; load the runs again"
+            f"{without_password(uri)}: no finished run of {', '.join(gone)} any more;"
+            " load the runs again"
         )
     wanted = {
         (*trial, metric): runs[trial].info.run_id

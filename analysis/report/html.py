@@ -34,6 +34,7 @@ from analysis.report.tables import excluded, warnings
 from analysis.report.time_table import step_times
 from analysis.report.usage_table import usage
 from analysis.scaling.sweep_summary import SweepFits
+from orchestrator.records.redaction import without_password
 
 PAGE = "report.html"
 NUMBERS = "report.json"
@@ -128,7 +129,7 @@ def render(contents: ReportContents, pictures: Mapping[str, Picture]) -> str:
         differences=contents.differences,
         trends=contents.trends,
         kinds=[kind.upper() for kind in KINDS],
-        source=runs.source,
+        source=without_password(runs.source),
         n_trials=len(runs.table),
         n_excluded=len(runs.excluded),
         n_configurations=len(fits.summaries),
@@ -181,7 +182,7 @@ def _commands(runs: Runs, sweep: str) -> list[str]:
             "analysis.write_report(runs, analysis.fit_sweep(runs), 'report')",
         ]
     if "://" in runs.source:
-        return [f"memscale report {sweep} --tracking-uri {runs.source}"]
+        return [f"memscale report {sweep} --tracking-uri {without_password(runs.source)}"]
     source = Path(runs.source)
     if not source.is_dir():
         return []

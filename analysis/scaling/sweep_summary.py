@@ -29,6 +29,7 @@ from analysis.scaling.series_curves import (
     name_series,
     varied_in,
 )
+from orchestrator.records.redaction import without_password
 from orchestrator.records.varied_settings import MATCH
 
 
@@ -105,9 +106,9 @@ def fit_sweep(
     table = runs.table
     if len(table) and "total_params" not in table:
         raise ValueError(
-            f"{runs.source}: no parameters, by which configurations are compared; say which column"
-            " they are with load's columns={'params': …}, or fit what is there with"
-            " analysis.fit_law"
+            f"{without_password(runs.source)}: no parameters, by which configurations are compared;"
+            " say which column they are with load's columns={'params': …}, or fit what is there"
+            " with analysis.fit_law"
         )
     there = sorted({str(name) for name in table.get("architecture", ())})
     if baseline is not None and there and baseline not in there:

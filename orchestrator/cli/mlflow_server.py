@@ -21,13 +21,13 @@ from typing import Any, TypeAlias
 from orchestrator.node import process_group_guard
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import NotFoundError, StoreError
+from orchestrator.records.redaction import without_password
 from orchestrator.tracking.mlflow_client import schema_lock
 from orchestrator.tracking.mlflow_page import CHARTS_VIEW, TABLE_VIEW, link
 from orchestrator.tracking.tracking_uri import (
     database_file,
     default_tracking_uri,
     is_database,
-    without_password,
 )
 
 START_TIMEOUT_S = 120.0

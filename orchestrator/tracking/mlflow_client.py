@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.records.errors import StoreError
+from orchestrator.records.redaction import without_password
 from orchestrator.tracking import half_made_database
 from orchestrator.tracking.corpus_dataset import CorpusDataset
 from orchestrator.tracking.journal_reader import Point
 from orchestrator.tracking.run_schema import FOLDER_ID, KIND, SUBMITTED_AT, TRIAL_KIND
-from orchestrator.tracking.tracking_uri import database_file, without_password
+from orchestrator.tracking.tracking_uri import database_file
 
 LOG = logging.getLogger(__name__)
 MAX_PARAMS = 100

@@ -14,10 +14,10 @@ from typing import Any
 
 from orchestrator.records.errors import StoreError
 from orchestrator.records.json_files import read_json, write_json
+from orchestrator.records.redaction import without_password
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_dir import TrialDir
 from orchestrator.tracking.journal_reader import Mark, batches
-from orchestrator.tracking.tracking_uri import without_password
 
 FILE = "tracking.json"
 

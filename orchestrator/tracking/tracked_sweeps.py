@@ -5,8 +5,9 @@ from typing import Any
 
 from orchestrator.control.sweep_list import SweepSummary, sort_by_age
 from orchestrator.records.errors import NotFoundError
+from orchestrator.records.redaction import without_password
 from orchestrator.tracking.mlflow_client import TrackingClient
-from orchestrator.tracking.tracking_uri import database_file, without_password
+from orchestrator.tracking.tracking_uri import database_file
 
 _STATES = {"RUNNING": "running", "FINISHED": "done", "FAILED": "failed", "KILLED": "stopped"}
 

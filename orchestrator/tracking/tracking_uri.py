@@ -1,6 +1,5 @@
-"""Tracking URIs: the default store, artifacts, URIs without passwords."""
+"""Tracking URIs: the default store, and where artifacts go."""
 
-import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,9 +28,3 @@ def artifact_location(uri: str, runs: Path, sweep: str) -> str | None:
     None leaves it to the server: a client must not decide paths on another machine.
     """
     return (runs / "mlartifacts" / sweep).absolute().as_uri() if is_database(uri) else None
-
-
-def without_password(text: str) -> str:
-    """Return a URI, or a message that holds one, without user, password and tokens."""
-    text = re.sub(r"://[^/@\s]+@", "://", text)
-    return re.sub(r"(?i)((?:password|token)=)[^&\s]+", r"\1***", text)

@@ -49,6 +49,16 @@ def test_a_missing_database_is_not_created(tmp_path):
     assert not (tmp_path / "none.db").exists()
 
 
+@pytest.mark.parametrize(
+    "uri", ["bogus://there", "file:///nothing/there", "postgresql://me:secret@127.0.0.1:1/runs"]
+)
+def test_a_tracker_that_cannot_be_read_is_one_sentence_without_its_password(uri):
+    with pytest.raises(StoreError, match="cannot be read .*; check the address") as caught:
+        analysis.load(uri)
+
+    assert "secret" not in str(caught.value)
+
+
 def test_columns_of_the_table(runs):
     table = runs.table
 

@@ -9,7 +9,6 @@ from orchestrator.tracking.tracking_uri import (
     database_file,
     default_tracking_uri,
     is_database,
-    without_password,
 )
 
 
@@ -40,20 +39,3 @@ def test_artifacts_have_an_absolute_uri_even_with_spaces(tmp_path, monkeypatch):
     location = artifact_location("sqlite:///x.db", Path("my runs"), "recall")
 
     assert location == f"file://{tmp_path}/my%20runs/mlartifacts/recall"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("postgresql://ada:pw@host:5432/db", "postgresql://host:5432/db"),
-        ("http://ada:p%40w@host/x", "http://host/x"),
-        ("sqlite:////home/a@b/mlflow.db", "sqlite:////home/a@b/mlflow.db"),
-        (
-            "cannot reach postgresql://ada:pw@host/db: refused",
-            "cannot reach postgresql://host/db: refused",
-        ),
-        ("https://host/?token=abc&x=1", "https://host/?token=***&x=1"),
-    ],
-)
-def test_no_password_is_shown(text, shown):
-    assert without_password(text) == shown
