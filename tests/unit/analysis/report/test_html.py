@@ -414,3 +414,19 @@ def test_the_page_shows_table_reads_of_trials_whose_reads_were_counted(
     assert f"<h3>{other.name}</h3>" not in text
     stem = f"table_reads_{counted.name}.svg"
     assert stem in {path.name for path in figure_paths(tmp_path / "out")}
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_commands_are_code_and_no_password_is_shown(runs, fits):
+    contents = report_contents(runs, fits)
+    contents = replace(
+        contents,
+        runs=replace(runs, source="postgresql://me:secret@host/runs", call=None),
+        advice=("`memscale next <s>` writes it, if a < b.",),
+    )
+
+    text = render(contents, {})
+
+    assert "<li><code>memscale next &lt;s&gt;</code> writes it, if a &lt; b.</li>" in text
+    assert "postgresql://host/runs" in text
+    assert "secret" not in text
