@@ -28,7 +28,7 @@ def test_the_oldest_python_is_the_one_that_the_project_promises():
 def test_pinned_versions_install_on_the_oldest_python():
     """As far as they are installed here, since their metadata says so."""
     wanted = {
-        found.name: found.metadata["Requires-Python"]
+        found.name: found.metadata.get("Requires-Python")
         for found in metadata.distributions()
         if found.version in PINNED.get(canonicalize_name(found.name), SpecifierSet("<0"))
     }
