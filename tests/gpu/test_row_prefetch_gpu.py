@@ -16,7 +16,7 @@ from tests.unit.workloads.training.test_row_prefetch import (
 )
 from workloads.checkpoint import checkpoint
 from workloads.layers.memory.host_offload import empty_on_host
-from workloads.layers.memory.row_copies import put_rows, take_rows
+from workloads.layers.memory.host_rows import HostRows, items_of
 from workloads.training.cuda_graph import CapturedStep, capture_if_possible
 from workloads.training.device import gpu_stream, numerics
 
@@ -36,19 +36,18 @@ def _as_trials_compute():
 @pytest.mark.parametrize(
     ("row", "dtype"), [((32,), torch.bfloat16), ((5,), torch.bfloat16), ((2500,), torch.float32)]
 )
-def test_rows_cross_the_bus_both_ways(row, dtype):
-    table = empty_on_host(5000, *row, dtype=dtype, device=HERE)
-    table.copy_(torch.randn(5000, *row))
-    ids = torch.cat([torch.randperm(5000)[:3000].sort().values, torch.tensor([5000])]).cuda().int()
-    rows = torch.zeros(3001, *row, dtype=dtype, device=HERE)
-    before = table.cpu()
+def test_the_cpu_copies_rows_of_tables_that_a_gpu_maps(row, dtype):
+    table = empty_on_host(20_000, *row, dtype=dtype, device=HERE)
+    table.copy_(torch.randn(20_000, *row))
+    ids = torch.randperm(20_000)[:9000].sort().values
+    before, rows = table.cpu(), torch.zeros(9000, *row, dtype=dtype)
+    host = HostRows()
 
-    take_rows(table, ids, rows, by_bus=True)
-    assert torch.equal(rows[:-1].cpu(), before[ids[:-1].cpu().long()])
-    assert not rows[-1].any()
+    host.gather(items_of(table), ids.int().numpy(), items_of(rows))
+    assert torch.equal(rows, before[ids])
 
-    put_rows(rows + 1, ids, table, by_bus=True)
-    before[ids[:-1].cpu().long()] = (rows[:-1] + 1).cpu()
+    host.scatter(items_of(rows + 1), ids.int().numpy(), items_of(table))
+    before[ids] = rows + 1
     assert torch.equal(table.cpu(), before)
 
 

@@ -1,29 +1,33 @@
 """Prefetch of host-table rows: the next step's rows come while this step computes.
 
 Where tokens alone name the rows (`layers/memory/token_reads.py`), a step computes with copies of
-them on the device, updates the copies, and writes them back. On a GPU both ways over the bus are
-taken by a stream of their own, beside the computation:
+them on the device, updates the copies, and writes them back. A thread of the host gathers rows and
+writes them, and the GPU's copy engines move them, beside the computation:
 
     computes     | step 1 | step 2                    | step 3                    |
-    bus          | rows 2 | back 1, rows 3            | back 2, rows 4            |
+    host thread  | rows 2 | writes 1, gathers 3       | writes 2, gathers 4       |
 
-Rows of step 3 are fetched after the ones of step 1 are written, and before step 2 is done. So those
-that step 2 also reads are taken from its copies once it is done. This order never changes, and
-neither do the numbers: they are those of fetching and writing one after another.
+Rows of step 3 are gathered after the ones of step 1 are written, and before step 2 is done. So
+those that step 2 also reads are taken from its copies once it is done. This order never changes,
+and neither do the numbers: they are those of fetching and writing one after another.
 
 The copies have a fixed place and number (as many as a step has reads), so that a step can be
-captured as a CUDA graph and the host never waits for how many rows differ.
+captured as a CUDA graph. Whoever queues step 3 waits until its rows are gathered, and the GPU has
+step 2 to compute meanwhile.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
 from workloads.layers.memory.held_rows import HeldRows, distinct
-from workloads.layers.memory.row_copies import put_rows, take_rows
+from workloads.layers.memory.host_rows import HostRows, Ids, items_of
+from workloads.layers.memory.row_copies import take_rows
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.memory.token_reads import TokenReader
 
@@ -53,9 +57,14 @@ class RowPrefetch:
         }
         self._coming: Tensor | None = None
         """The batch whose rows are fetched."""
-        self._stream: torch.cuda.Stream | None = None
-        self._fetched: torch.cuda.Event | None = None
-        self._written: torch.cuda.Event | None = None
+        # One thread, so that it takes fetches and writes in the order in which they are asked for.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="row-prefetch")
+        self._host = HostRows()
+        self._fetching: Future[_Event] | None = None
+        self._writing: Future[None] | None = None
+        # The way back waits for a step to be done, which the way in must not.
+        self._way_in = _BusStream()
+        self._way_back = _BusStream()
 
     def begin(
         self,
@@ -65,12 +74,18 @@ class RowPrefetch:
         """Let the tables read copies of the rows of `windows`, and fetch those of `upcoming`.
 
         Rows that an earlier call did not fetch are fetched now, and the step waits.
+
+        Raises:
+            RuntimeError: Or whatever else failed in the thread since the last call.
         """
         if not self._copies:
             return
         if self._coming is not windows:
             self._fetch(windows)
-        self._wait_for(self._fetched)
+        assert self._fetching is not None
+        fetched = self._fetching.result()
+        if fetched is not None:
+            torch.cuda.current_stream().wait_event(fetched)
         for copies in self._copies.values():
             copies.hold()
         self._coming = None
@@ -92,47 +107,87 @@ class RowPrefetch:
         """Write the updated copies into the tables, which are read themselves from now on."""
         if not any(copies.table.held for copies in self._copies.values()):
             return
-        self._wait_for(self._written)
+        self.settle()  # the last step's rows lie where this one's go
         for copies in self._copies.values():
             copies.release()
-        with self._beside() as stream:
+        with self._way_back.after_this(self._device):
             for copies in self._copies.values():
-                copies.write()
-            self._written = None if stream is None else stream.record_event()
+                copies.download()
+            left = self._way_back.event()
+        self._writing = self._thread.submit(self._write, left)
 
     def settle(self) -> None:
-        """Let what is queued from now on see the tables as the last step left them."""
-        self._wait_for(self._written)
+        """Wait until the tables are as the last step left them."""
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
 
     def _fetch(self, windows: Tensor) -> None:
-        with self._beside() as stream:
+        if self._fetching is not None:
+            self._fetching.result()  # if nobody wanted those rows, their places are still in use
+        with self._way_in.after_this(self._device):
             for copies in self._copies.values():
-                copies.fetch(windows[:, :-1])
-            self._fetched = None if stream is None else stream.record_event()
+                copies.find(windows[:, :-1])
+            found = self._way_in.event()
+        self._fetching = self._thread.submit(self._bring, found)
         self._coming = windows
 
-    @contextmanager
-    def _beside(self) -> Iterator[torch.cuda.Stream | None]:
-        """Queue on the stream of the bus, after all that is queued on the current one by now."""
-        device = next(iter(self._copies.values())).table.weight.device
+    def _bring(self, found: "_Event") -> "_Event":
+        """Gather the rows that are found, and queue their way in; return when they are there."""
+        if found is not None:
+            found.synchronize()
+        for copies in self._copies.values():
+            copies.gather(self._host)
+        with self._way_in.alone():
+            for copies in self._copies.values():
+                copies.upload()
+            return self._way_in.event()
+
+    def _write(self, left: "_Event") -> None:
+        if left is not None:
+            left.synchronize()
+        for copies in self._copies.values():
+            copies.scatter(self._host)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self._copies.values())).table.weight.device
+
+
+_Event = torch.cuda.Event | None
+"""None where nothing is queued: on a CPU."""
+
+
+class _BusStream:
+    """A stream of copies in one direction; on a CPU none, and everything happens at once."""
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+
+    def after_this(self, device: torch.device) -> AbstractContextManager[object]:
+        """Queue on it, after all that is queued on the current stream by now."""
         if device.type != "cuda":
-            yield None
-            return
+            return nullcontext()
         if self._stream is None:
-            # Its few programs must not wait for a free multiprocessor until the step is over.
+            # What little it computes must not wait for multiprocessors until the step is over.
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
-            yield self._stream
+        return torch.cuda.stream(self._stream)
 
-    @staticmethod
-    def _wait_for(event: torch.cuda.Event | None) -> None:
-        if event is not None:
-            torch.cuda.current_stream().wait_event(event)
+    def alone(self) -> AbstractContextManager[object]:
+        """Queue on it, from any thread."""
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def event(self) -> _Event:
+        """Return an event behind all that is queued."""
+        return None if self._stream is None else self._stream.record_event()
 
 
 class _TableCopies:
-    """Rows of one table: those of the step, of the next one, and of the last as it left them."""
+    """Rows of one table: those of the step, of the next one, and of the last as it left them.
+
+    On a GPU they pass through blocks of pinned memory; on a CPU these are the copies themselves.
+    """
 
     def __init__(
         self, table: MemoryTable, readers: Sequence[TokenReader], home: Mapping[str, Tensor]
@@ -143,16 +198,29 @@ class _TableCopies:
         self._next: Rows = {}
         self._last: Rows = {}
         self._held: HeldRows | None = None
+        self._in: Rows = {}
+        self._back: Rows = {}
+        self._host_ids: dict[str, Tensor] = {}
+        """Those of the rows, in host memory, and room for the ids that come after the next."""
 
-    def fetch(self, tokens: Int[Tensor, "sequences seq_len"]) -> None:
-        """Copy the rows that `tokens` name to the next step's."""
+    def find(self, tokens: Int[Tensor, "sequences seq_len"]) -> None:
+        """Bring the ids of the rows that `tokens` name to the host."""
         ids = torch.cat([reader.token_rows(tokens).flatten() for reader in self._readers])
         if not self._next:
             self._allocate(len(ids))
         n_rows, room = len(self.table.weight), len(self._ids["next"])
         self._ids["next"].copy_(distinct(ids, n_rows=n_rows, room=room))
-        for name, rows in self._next.items():
-            take_rows(self._home[name], self._ids["next"], rows, by_bus=True)
+        self._host_ids["next"].copy_(self._ids["next"], non_blocking=True)
+
+    def gather(self, host: HostRows) -> None:
+        """Copy those rows to the block that goes in."""
+        ids = self._named("next")
+        for name, rows in self._in.items():
+            host.gather(items_of(self._home[name]), ids, items_of(rows))
+
+    def upload(self) -> None:
+        """Queue the copy of that block to the next step's rows."""
+        _copy(self._in, self._next, len(self._named("next")))
 
     def hold(self) -> None:
         """Make the next step's rows the current one's, as the last step left them."""
@@ -164,6 +232,10 @@ class _TableCopies:
             rows.copy_(self._next[name])
             take_rows(self._last[name], places, rows)
         self._ids["current"].copy_(ids)
+        self._host_ids["next"], self._host_ids["current"] = (
+            self._host_ids["current"],
+            self._host_ids["next"],
+        )
         self.table.held = self._held
 
     def release(self) -> None:
@@ -171,12 +243,26 @@ class _TableCopies:
         self._ids["last"].copy_(self._ids["current"])
         for name, rows in self._last.items():
             rows.copy_(self.current[name])
+        self._host_ids["last"], self._host_ids["current"] = (
+            self._host_ids["current"],
+            self._host_ids["last"],
+        )
         self.table.held = None
 
-    def write(self) -> None:
-        """Write what the step left into the table."""
-        for name, rows in self._last.items():
-            put_rows(rows, self._ids["last"], self._home[name], by_bus=True)
+    def download(self) -> None:
+        """Queue the copy of those rows to the block that comes back."""
+        _copy(self._last, self._back, len(self._named("last")))
+
+    def scatter(self, host: HostRows) -> None:
+        """Write that block into the table."""
+        ids = self._named("last")
+        for name, rows in self._back.items():
+            host.scatter(items_of(rows), ids, items_of(self._home[name]))
+
+    def _named(self, which: str) -> Ids:
+        """Return the ids, as the host has them, that name a row."""
+        ids: Ids = self._host_ids[which].numpy()
+        return ids[: np.searchsorted(ids, len(self.table.weight))]
 
     def _allocate(self, n_reads: int) -> None:
         n_rows = len(self.table.weight)
@@ -194,7 +280,27 @@ class _TableCopies:
             }
             for _ in range(N_COPIES)
         )
+        self._in, self._back = (
+            {name: _pinned_like(rows) for name, rows in copies.items()}
+            for copies in (self._next, self._last)
+        )
+        self._host_ids = {
+            name: _pinned_like(each) if each.is_cuda else each.clone()
+            for name, each in self._ids.items()
+        }
         # A compiled lookup keeps its reads for a table that wants a gradient, and makes none.
         values = self.current[VALUES].requires_grad_()
         self.current[VALUES] = values.detach()
         self._held = HeldRows(ids=self._ids["current"], values=values)
+
+
+def _pinned_like(rows: Tensor) -> Tensor:
+    """Return pinned memory for a copy of `rows`; the rows themselves where they are the host's."""
+    return torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True) if rows.is_cuda else rows
+
+
+def _copy(sources: Rows, targets: Rows, n: int) -> None:
+    """Queue copies of the first `n` rows, unless source and target are the same."""
+    for name, rows in sources.items():
+        if rows is not targets[name]:
+            targets[name][:n].copy_(rows[:n], non_blocking=True)

@@ -1,44 +1,24 @@
-"""Copies of rows in Triton: a bounded number of programs, each with several rows on their way.
-
-Over the bus four large programs take a little longer than many, and slow a training step beside
-them half as much (docs/benchmarks.md).
-"""
-
-from typing import NamedTuple
+"""Copies of rows in Triton, each program with several rows on their way."""
 
 import torch
 import triton
 from torch import Tensor
 from triton import language as tl
 
-
-class _Launch(NamedTuple):
-    """How a copy is launched."""
-
-    programs: int
-    """At most."""
-    words: int
-    """Of 4 bytes, that a program copies at a time."""
-    warps: int
+_WORDS = 2048
+"""Of 4 bytes, that a program copies at a time."""
 
 
-_BY_BUS = _Launch(programs=4, words=8192, warps=16)
-_ON_DEVICE = _Launch(programs=1024, words=2048, warps=4)
-
-
-def copy_rows(source: Tensor, ids: Tensor, into: Tensor, *, put: bool, by_bus: bool) -> None:
-    """Copy as `row_copies.put_rows` does, or as `take_rows` does."""
+def take_rows(source: Tensor, ids: Tensor, into: Tensor) -> None:
+    """Copy as `row_copies.take_rows` does."""
     source, into = _words(source), _words(into)
     width = source.shape[1]
-    how = _BY_BUS if by_bus else _ON_DEVICE
-    columns = min(triton.next_power_of_2(width), how.words)
-    rows = how.words // columns
+    columns = min(triton.next_power_of_2(width), _WORDS)
+    rows = _WORDS // columns
     if not (len(ids) and width):
         return
-    _copy[(min(triton.cdiv(len(ids), rows), how.programs),)](
-        source, ids, into, len(ids), len(into) if put else len(source),
-        WIDTH=width, COLUMNS=columns, ROWS=rows, PUT=put,
-        num_warps=how.warps,
+    _take[(triton.cdiv(len(ids), rows),)](
+        source, ids, into, len(ids), len(source), WIDTH=width, COLUMNS=columns, ROWS=rows,
     )  # fmt: skip
 
 
@@ -49,21 +29,17 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 @triton.jit
-def _copy(
+def _take(
     source, ids, into, n_ids, n_rows,
-    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, PUT: tl.constexpr,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Copy ROWS rows at a time, COLUMNS of their WIDTH words after one another."""
-    for start in range(tl.program_id(0) * ROWS, n_ids, tl.num_programs(0) * ROWS):
-        place = start + tl.arange(0, ROWS)
-        row = tl.load(ids + place, mask=place < n_ids, other=n_rows).to(tl.int64)
-        live = (row < n_rows)[:, None]
-        for first in range(0, WIDTH, COLUMNS):
-            cols = first + tl.arange(0, COLUMNS)[None, :]
-            named = row[:, None] * WIDTH + cols
-            placed = place.to(tl.int64)[:, None] * WIDTH + cols
-            mask = live & (cols < WIDTH)
-            if PUT:
-                tl.store(into + named, tl.load(source + placed, mask=mask), mask=mask)
-            else:
-                tl.store(into + placed, tl.load(source + named, mask=mask), mask=mask)
+    """Copy ROWS rows, COLUMNS of their WIDTH words after one another."""
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = tl.load(ids + place, mask=place < n_ids, other=n_rows).to(tl.int64)
+    live = (row < n_rows)[:, None]
+    for first in range(0, WIDTH, COLUMNS):
+        cols = first + tl.arange(0, COLUMNS)[None, :]
+        named = row[:, None] * WIDTH + cols
+        placed = place.to(tl.int64)[:, None] * WIDTH + cols
+        mask = live & (cols < WIDTH)
+        tl.store(into + placed, tl.load(source + named, mask=mask), mask=mask)

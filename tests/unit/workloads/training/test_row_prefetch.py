@@ -15,6 +15,7 @@ from orchestrator.sweep import registry
 from tests.unit.workloads.training.test_table_optimizer import Recorder, job_in
 from workloads.checkpoint import checkpoint
 from workloads.distributed.mesh import Mesh
+from workloads.layers.memory.host_rows import HostRows
 from workloads.layers.memory.table import MemoryTable, TableComponent
 from workloads.layers.memory.token_reads import token_readers
 from workloads.layers.modules.init import initialise
@@ -169,6 +170,7 @@ def test_between_steps_the_tables_themselves_are_read():
     first, second = batches(2)
 
     step(first, lr=0.01, upcoming=second)
+    step.optimizer.settle()
 
     assert all(table.held is None for table in step.model.memory_tables)
     with torch.no_grad():
@@ -176,6 +178,18 @@ def test_between_steps_the_tables_themselves_are_read():
         for table in step.model.memory_tables:
             table.weight.zero_()
         assert not torch.equal(step.model(second), expected)
+
+
+@pytest.mark.parametrize("way", ["gather", "scatter"])
+def test_what_fails_beside_a_step_ends_the_next_one(way, monkeypatch):
+    def fail(*_):
+        raise RuntimeError(way)
+
+    step = step_of(model_of("engram", "host"))
+    monkeypatch.setattr(HostRows, way, fail)
+
+    with pytest.raises(RuntimeError, match=way):
+        trained(step)
 
 
 def test_rules_that_update_every_row_read_the_table_itself():

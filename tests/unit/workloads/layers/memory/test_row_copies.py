@@ -1,4 +1,4 @@
-"""Copies of rows: plain torch does what is asked, and the kernel does the same."""
+"""Copies of rows: plain torch takes those that there are, and the kernel does the same."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.unit.workloads.kernels.conftest import compile_for_sm90, interpreted
 from workloads.layers.memory.held_rows import HeldRows, distinct
-from workloads.layers.memory.row_copies import put_rows, take_rows
+from workloads.layers.memory.row_copies import take_rows
 
 __all__ = ["compile_for_sm90", "interpreted"]
 
@@ -24,17 +24,13 @@ def test_distinct_ids_ascend_and_the_rest_names_no_row(ids, n_rows):
     assert found[held.places(torch.tensor(ids)).long()].tolist() == ids
 
 
-def test_rows_are_taken_and_put_where_there_are_any():
+def test_rows_are_taken_where_there_are_any():
     table = torch.arange(12.0).view(6, 2)
-    ids = torch.tensor([4, 0, 6], dtype=torch.int32)
     rows = torch.full((3, 2), -1.0)
 
-    take_rows(table, ids, rows)
-    assert rows.tolist() == [[8.0, 9.0], [0.0, 1.0], [-1.0, -1.0]]
+    take_rows(table, torch.tensor([4, 0, 6], dtype=torch.int32), rows)
 
-    put_rows(rows + 100, ids, table)
-    assert table[[0, 4]].tolist() == [[100.0, 101.0], [108.0, 109.0]]
-    assert table[[1, 2, 3, 5]].tolist() == [[2.0, 3.0], [4.0, 5.0], [6.0, 7.0], [10.0, 11.0]]
+    assert rows.tolist() == [[8.0, 9.0], [0.0, 1.0], [-1.0, -1.0]]
 
 
 # 64 bytes, no whole number of words, a number a row, and wider than a program copies at a time.
@@ -46,41 +42,33 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("by_bus", [False, True])
-@pytest.mark.parametrize("put", [False, True])
 @pytest.mark.parametrize(("row", "dtype"), SHAPES)
-def test_the_kernel_copies_the_same_rows(interpreted, row, dtype, put, by_bus, monkeypatch):
+def test_the_kernel_takes_the_same_rows(interpreted, row, dtype):
     kernels = pytest.importorskip("workloads.layers.memory.row_copies_triton")
     interpreted(kernels)
-    # Fewer programs than there are pieces, so that each copies several.
-    monkeypatch.setattr(kernels, "_BY_BUS", kernels._BY_BUS._replace(programs=2))
     table = torch.randn(90, *row).to(dtype)
     ids = distinct(torch.randint(90, (70,)), n_rows=90, room=70)
     rows = torch.randn(70, *row).to(dtype)
-    source, into = (rows, table) if put else (table, rows)
-    expected = into.clone()
-    (put_rows if put else take_rows)(source, ids, expected)
+    expected = rows.clone()
+    take_rows(table, ids, expected)
 
-    kernels.copy_rows(source, ids, into, put=put, by_bus=by_bus)
+    kernels.take_rows(table, ids, rows)
 
-    assert torch.equal(into, expected)
+    assert torch.equal(rows, expected)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("by_bus", [False, True])
-@pytest.mark.parametrize("put", [False, True])
 @pytest.mark.parametrize("width", [16, 64])
-def test_rows_are_copied_sixteen_bytes_at_a_time(compile_for_sm90, width, put, by_bus):
+def test_rows_are_copied_sixteen_bytes_at_a_time(compile_for_sm90, width):
     kernels = pytest.importorskip("workloads.layers.memory.row_copies_triton")
-    how = kernels._BY_BUS if by_bus else kernels._ON_DEVICE
     made = compile_for_sm90(
-        kernels._copy,
+        kernels._take,
         {
             **dict.fromkeys(("source", "into", "ids"), "*i32:16"),
             **dict.fromkeys(("n_ids", "n_rows"), "i32"),
         },
-        {"WIDTH": width, "COLUMNS": width, "ROWS": how.words // width, "PUT": put},
-        num_warps=how.warps,
+        {"WIDTH": width, "COLUMNS": width, "ROWS": kernels._WORDS // width},
+        num_warps=4,
     )
 
     assert made.spills == 0
