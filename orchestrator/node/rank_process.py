@@ -7,6 +7,7 @@ if it had just been forked: numbers do not depend on what ran before. A trial th
 way ends its process, and so does one that leaves a setting or GPU memory behind.
 """
 
+import faulthandler
 import gc
 import json
 import logging
@@ -90,6 +91,7 @@ def _enter(command: Mapping[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    faulthandler.enable()  # a crash leaves the stacks of all threads in the log
     os.environ.update(command["env"])
     os.chdir(command["cwd"])
 

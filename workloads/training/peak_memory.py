@@ -150,7 +150,7 @@ def training_memory(
         ranks: Of the trial.
         memory_ranks: How many of them hold one copy of the tables together.
         memory_layout: Whether by columns or by rows.
-        tables_on_host: Whether the tables, and moments as large, lie in the host's memory instead.
+        tables_on_host: Whether the tables and their moments lie in the host's memory instead.
         dense_sharded: Whether all else is sharded over the ranks.
         activation_checkpointing: Whether blocks run again for the backward pass.
     """
@@ -164,10 +164,9 @@ def training_memory(
     largest = [
         (n, table, _largest_shard(table, memory_ranks, memory_layout)) for n, table in tables
     ]
-    shapes = [shape for n, _, shape in largest for _ in range(n)]
     # What lies on the rank throughout: dense parameters, tables, and what optimizers keep of both.
     held, copied, gathered = _dense_shares(count, config.n_layers, ranks if dense_sharded else 1)
-    values, gradients, state = _table_bytes(shapes, train, on_host=tables_on_host)
+    values, gradients, state = _table_bytes(largest, train, ranks=ranks, on_host=tables_on_host)
     # What a forward pass keeps for its backward pass, a token.
     kept = checkpointed_activations if activation_checkpointing else _activations
     activations = kept(config, vocab_size, train.seq_len, precision=precision)
@@ -359,26 +358,32 @@ def _dense_shares(count: ParamCount, n_layers: int, ranks: int) -> tuple[int, in
 
 
 def _table_bytes(
-    shapes: Sequence[tuple[int, int]], train: TrainConfig, *, on_host: bool
+    tables: Sequence[tuple[int, TableComponent, tuple[int, int]]],
+    train: TrainConfig,
+    *,
+    ranks: int,
+    on_host: bool,
 ) -> tuple[int, int, int]:
-    """Return bytes of values, gradients and optimizer state of tables of these shapes.
+    """Return bytes of the tables' values, gradients and optimizer state.
 
-    With `on_host`, of the last two what stays on the device: numbers kept per row.
+    Of each: how many, and the largest shard's shape. With `on_host`, what stays on the device:
+    numbers kept per row, of tables whose rows are not prefetched.
     """
     if train.table_optimizer == "adamw":
-        values = sum(map(prod, shapes))
+        values = sum(n * prod(shape) for n, _, shape in tables)
         return 4 * values, 4 * values, 8 * values
     values = state = 0
-    for shape in shapes:
+    for n, component, shape in tables:
         table = torch.empty(shape, dtype=READ_AS[train.table_precision], device="meta")
         kept = new_state(
             RULE_OF[train.table_optimizer], table, master=train.table_precision == "bf16_master"
         )
-        values += 0 if on_host else table.nbytes
-        state += sum(
+        prefetched = prefetches(train.table_optimizer, by_token=component.by_token, ranks=ranks)
+        values += 0 if on_host else n * table.nbytes
+        state += n * sum(
             tensor.nbytes
             for tensor in kept.values()
-            if not (on_host and tensor.shape == table.shape)
+            if not (on_host and (prefetched or tensor.shape == table.shape))
         )
     return values, 0, state
 

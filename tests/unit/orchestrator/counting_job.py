@@ -7,6 +7,7 @@ and raises Interrupted when asked to leave. What it does beyond that is said in 
     gate_at       step before which rank 0 of attempt 1 waits for a file `go` in the trial's folder (`at-gate` says it is there)
     gate_all      with gate_at: the other ranks wait there too (`at-gate-1`, …)
     deaf          with gate_at: do not listen for a stop while waiting
+    segfaults     die at once of a segmentation fault
     dies_where    die at once where this variable is in the environment: on a node that is started with it
 """
 
@@ -55,6 +56,8 @@ def run(request, spec, reporter):
             },
             file,
         )
+    if spec.data.get("segfaults"):
+        os.kill(os.getpid(), signal.SIGSEGV)
     if spec.data.get("dies_where", "") in os.environ:
         os.kill(os.getpid(), signal.SIGKILL)
     reporter.progress(state["step"], steps, "train", {})

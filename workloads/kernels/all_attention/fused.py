@@ -9,15 +9,19 @@ output and the lse of the softmax only to know the weights and the mean gradient
 ones, the backward pass of each call is that of the joint softmax, exactly.
 
 The public attention function returns no lse, so torch's internal operations are called, those that
-it calls itself.
+it calls itself. `torch.compile` sees one operation: of the parts, dynamo (torch 2.11) made a break
+in the graph, gradients of zero and, from its cache, segmentation faults.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, autograd
+from torch import Tensor
 from torch.nn import functional
+
+from workloads.kernels.custom_op import register_op
 
 _aten = torch.ops.aten
 
@@ -50,58 +54,127 @@ def all_attention(
     missing = -d_head % 8 if query.is_cuda else 0
     if missing:
         tensors = [functional.pad(x, (0, missing)) for x in tensors]
-    output: Tensor = _apply(*tensors, d_head**-0.5)
+    output: Tensor = _all_attention(*tensors, d_head**-0.5)[0]
     return output[..., :d_head] if missing else output
 
 
-# Not for the compiler: dynamo (torch 2.11) loses what `ctx.rests` holds on CUDA, and makes the
-# gradients of all inputs zero without a word.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _apply(*arguments: Any) -> Tensor:
-    output: Tensor = _AllAttention.apply(*arguments)  # type: ignore[no-untyped-call]
-    return output
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    persistent_query: Tensor,
+    persistent_key: Tensor,
+    persistent_value: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the output and the log-sum-exp of all scores."""
+    attend = _Kernel(query, scale)
+    output, lse = attend.forward(query, key, value, causal=True)
+    # Persistent vectors have no batch: all sequences are one long one.
+    second, second_lse = attend.forward(
+        _one_sequence(persistent_query),
+        persistent_key[None],
+        persistent_value[None],
+        causal=False,
+    )
+    second, second_lse = (_sequences(x, len(query)) for x in (second, second_lse))
+    merged_lse = torch.logaddexp(lse, second_lse).contiguous()
+    output = output * (lse - merged_lse).exp()[..., None].to(output.dtype)
+    output.addcmul_(second, (second_lse - merged_lse).exp()[..., None].to(output.dtype))
+    return _by_token(output), merged_lse
 
 
-class _AllAttention(autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        query, key, value, persistent_query, persistent_key, persistent_value, scale = arguments
-        attend = _Kernel(query, scale)
-        output, lse, rest = attend.forward(query, key, value, causal=True)
-        # Persistent vectors have no batch: all sequences are one long one.
-        second, second_lse, second_rest = attend.forward(
-            _one_sequence(persistent_query),
-            persistent_key[None],
-            persistent_value[None],
-            causal=False,
-        )
-        second, second_lse = (_sequences(x, len(query)) for x in (second, second_lse))
-        merged_lse = torch.logaddexp(lse, second_lse)
-        output = output * (lse - merged_lse).exp()[..., None].to(output.dtype)
-        output.addcmul_(second, (second_lse - merged_lse).exp()[..., None].to(output.dtype))
-        ctx.save_for_backward(*arguments[:-1], output, merged_lse)
-        ctx.scale, ctx.rests = scale, (rest, second_rest)
-        return output
+def _fake(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    persistent_query: Tensor,
+    persistent_key: Tensor,
+    persistent_value: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    return _by_token(torch.empty_like(value)), query.new_empty(query.shape[:3], dtype=dtype)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, persistent_query, persistent_key, persistent_value, output, lse = (
-            ctx.saved_tensors
-        )
-        (grad,) = grads
-        attend = _Kernel(query, ctx.scale)
-        gradients = attend.backward(grad, query, key, value, output, lse, ctx.rests[0], causal=True)
-        second, *persistent = attend.backward(
-            _one_sequence(grad),
-            _one_sequence(persistent_query),
-            persistent_key[None],
-            persistent_value[None],
-            _one_sequence(output),
-            _one_sequence(lse),
-            ctx.rests[1],
-            causal=False,
-        )
-        return (*gradients, _sequences(second, len(query)), *(x[0] for x in persistent), None)
+
+def _backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    persistent_query: Tensor,
+    persistent_key: Tensor,
+    persistent_value: Tensor,
+    scale: float,
+    output: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    attend = _Kernel(query, scale)
+    q, k, v = attend.backward(grad, query, key, value, output, lse, causal=True)
+    second, *persistent = attend.backward(
+        _one_sequence(grad),
+        _one_sequence(persistent_query),
+        persistent_key[None],
+        persistent_value[None],
+        _one_sequence(output),
+        _one_sequence(lse),
+        causal=False,
+    )
+    persistent_k, persistent_v = (x[0].contiguous() for x in persistent)
+    of_tokens = [_by_token(x) for x in (q, k, v, _sequences(second, len(query)))]
+    return of_tokens[0], of_tokens[1], of_tokens[2], of_tokens[3], persistent_k, persistent_v
+
+
+def _fake_backward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    persistent_query: Tensor,
+    persistent_key: Tensor,
+    persistent_value: Tensor,
+    scale: float,
+    output: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    of_tokens = [_by_token(torch.empty_like(x)) for x in (query, key, value, persistent_query)]
+    return (
+        of_tokens[0],
+        of_tokens[1],
+        of_tokens[2],
+        of_tokens[3],
+        persistent_key.new_empty(persistent_key.shape),
+        persistent_value.new_empty(persistent_value.shape),
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(
+    backward: Callable[..., tuple[Tensor, ...]], ctx: Any, grad: Tensor, lse_grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    *tensors, output, lse = ctx.saved_tensors
+    return (*backward(*tensors, ctx.scale, output, lse, grad), None)
+
+
+_all_attention, _ = register_op(
+    "all_attention",
+    _forward,
+    _backward,
+    fake=_fake,
+    fake_backward=_fake_backward,
+    save=_save,
+    gradients=_gradients,
+)
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """Return (batch, heads, seq, …) with heads after positions in memory, as projections do."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _one_sequence(x: Tensor) -> Tensor:
@@ -118,10 +191,7 @@ def _sequences(x: Tensor, batch: int) -> Tensor:
 
 
 class _Kernel:
-    """Torch's fused attention for a device and type, without dropout.
-
-    Output, fp32 lse, and what its backward asks for.
-    """
+    """Torch's fused attention for a device and type, without dropout: output and fp32 lse."""
 
     def __init__(self, like: Tensor, scale: float) -> None:
         self.scale = scale
@@ -133,22 +203,22 @@ class _Kernel:
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *, causal: bool
-    ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    ) -> tuple[Tensor, Tensor]:
+        inputs = (query, key, value)
         if self.kind == "cpu":
-            output, lse = _aten._scaled_dot_product_flash_attention_for_cpu(
-                query, key, value, 0.0, causal, scale=self.scale
+            found = _aten._scaled_dot_product_flash_attention_for_cpu(
+                *inputs, 0.0, causal, scale=self.scale
             )
-            return output, lse, ()
-        if self.kind == "efficient":
-            output, lse, *rest = _aten._scaled_dot_product_efficient_attention(
-                query, key, value, None, True, 0.0, causal, scale=self.scale
+        elif self.kind == "efficient":
+            found = _aten._scaled_dot_product_efficient_attention(
+                *inputs, None, True, 0.0, causal, scale=self.scale
             )
-            return output, lse[..., : query.shape[2]], tuple(rest)
-        output, lse, *rest = _aten._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, causal, scale=self.scale
-        )
-        # Cumulative lengths, longest sequences, and the state of the dropout that there is none of.
-        return output, lse, tuple(rest[:6])
+        else:
+            found = _aten._scaled_dot_product_flash_attention(
+                *inputs, 0.0, causal, scale=self.scale
+            )
+        output, lse, *_ = found
+        return output, lse[..., : query.shape[2]]
 
     def backward(
         self,
@@ -158,7 +228,6 @@ class _Kernel:
         value: Tensor,
         output: Tensor,
         lse: Tensor,
-        rest: tuple[Any, ...],
         *,
         causal: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -170,20 +239,32 @@ class _Kernel:
         elif self.kind == "efficient":
             # Rows of the lse are as long as the kernel's blocks.
             lse = functional.pad(lse, (0, -lse.shape[2] % 32)).contiguous()
+            # Seed and offset of the dropout that there is none of.
+            state = [torch.zeros((), dtype=torch.int64, device=grad.device) for _ in range(2)]
             found = _aten._scaled_dot_product_efficient_attention_backward(
                 *inputs,
                 None,
                 output,
                 lse,
-                *rest,
+                *state,
                 0.0,
                 (True, True, True, False),
                 causal,
                 scale=self.scale,
             )
         else:
-            lengths, state = rest[:4], rest[4:]
+            no_lengths = (None, None)  # all sequences are as long as the tensors say
+            longest = (query.shape[2], key.shape[2])
+            state = [torch.zeros(2, dtype=torch.uint64, device=grad.device) for _ in range(2)]
             found = _aten._scaled_dot_product_flash_attention_backward(
-                *inputs, output, lse.contiguous(), *lengths, 0.0, causal, *state, scale=self.scale
+                *inputs,
+                output,
+                lse.contiguous(),
+                *no_lengths,
+                *longest,
+                0.0,
+                causal,
+                *state,
+                scale=self.scale,
             )
         return found[0], found[1], found[2]

@@ -114,7 +114,7 @@ def new_state(
         table: What is updated.
         master: Whether a bf16 table is the upper half of fp32 values; the lower halves are in the
             state then.
-        zeros_like: Makes what is as large as the table, of the type `dtype`.
+        zeros_like: Makes zeros of the shape of a tensor, of the type `dtype`.
 
     Raises:
         ValueError: If a table with a master is not bf16.
@@ -127,7 +127,8 @@ def new_state(
         dtype = wide if master else table.dtype
         state = {name: zeros_like(table, dtype=dtype) for name in ("exp_avg", "exp_avg_sq")}
     elif kind == "rowwise":
-        state = {"mean_square": torch.zeros(len(table), dtype=wide, device=table.device)}
+        one_per_row = table.new_empty(()).expand(len(table))
+        state = {"mean_square": zeros_like(one_per_row, dtype=wide)}
     if master:
         state["low"] = zeros_like(table, dtype=torch.int16)
     return state

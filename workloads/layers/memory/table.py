@@ -124,8 +124,12 @@ class MemoryTable(nn.Module):
             self.to(dtype)
 
     def zeros_like(self, tensor: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """Return zeros of the shape of `tensor` that lie where the values do."""
-        if self.on_host:
+        """Return zeros of the shape of `tensor`, where the optimizer state of the table lies.
+
+        In host memory, if the values do. But a number per row lies on the device where no row is
+        prefetched: updates read it row by row, and it is small.
+        """
+        if self.on_host and (self.prefetched or tensor.ndim > 1):
             return zeros_on_host(tensor, dtype=dtype)
         return torch.zeros_like(tensor, dtype=dtype)
 

@@ -235,6 +235,17 @@ def test_killed_rank_is_told_from_those_that_we_end_after_it(node):
     assert ended.killed_by_launcher == {0}
 
 
+def test_a_crashed_rank_leaves_its_stacks_in_the_log(node):
+    launch = node.launch(segfaults=True)
+
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: -signal.SIGSEGV}
+    log = launch.folder.log.read_text()
+    assert "Fatal Python error: Segmentation fault" in log
+    assert "counting_job.py" in log
+
+
 def test_death_of_the_fork_server_takes_its_ranks_and_the_next_launch_gets_a_new_one(node):
     launch = node.launch(gate_at=4)
     rank = at_gate(launch)

@@ -76,6 +76,13 @@ def test_fused_has_the_gradient_of_what_it_computes():
     assert torch.autograd.gradcheck(fused.all_attention, arguments)
 
 
+@pytest.mark.parametrize("shape", SHAPES[:2], ids=str)
+def test_the_operation_is_as_torch_asks(shape):
+    arguments = [x.requires_grad_() for x in _arguments(*shape, torch.float32)]
+
+    torch.library.opcheck(torch.ops.memscale.all_attention.default, (*arguments, 0.4))
+
+
 def test_queries_may_be_fewer_than_keys():
     """The last positions of a sequence, as decoding asks for them."""
     query, key, value, own, keys, values = _arguments(2, 3, 9, 4, 6, torch.float64)

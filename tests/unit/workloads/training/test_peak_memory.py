@@ -416,3 +416,13 @@ def test_of_tables_on_the_host_a_gpu_holds_the_second_moments_of_rows():
 
     n_rows = count.memory_values // 20
     assert found.optimizer_state == 8 * (count.total - count.memory_values) + 4 * n_rows
+
+
+def test_of_prefetched_tables_it_holds_no_optimizer_state():
+    train = _train(table_optimizer="rowwise", table_precision="bf16")
+    config = engram.Config(**engram.PRESETS["d16"])
+    count = config.param_count(VOCAB_SIZE)
+
+    found = _estimate(config, train, tables_on_host=True)
+
+    assert found.optimizer_state == 8 * (count.total - count.memory_values)
