@@ -28,7 +28,7 @@ def main() -> None:
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
     panels = (
         (("facts_1m", "facts_1m_memory", "facts_1m_largest"), "1m base", RECALL, "facts recalled"),
-        (("facts_3m",), "3m base", RECALL, "facts recalled"),
+        (("facts_3m", "facts_3m_largest"), "3m base", RECALL, "facts recalled"),
         (("text_3m",), "3m base", "valid/bits_per_byte", "bits per byte, held-out text"),
     )
     for panel, (parts, title, metric, label) in zip(axes, panels, strict=True):
