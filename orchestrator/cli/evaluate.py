@@ -16,7 +16,8 @@ SUITES = "zero_shot, factual, small, mmlu, nll, code, last_word, gsm8k"
 Models = Annotated[
     str,
     typer.Argument(
-        help="A sweep, a trial id or its beginning, or a folder in Hugging Face's format.",
+        help="A sweep, a trial id or its beginning, a folder in Hugging Face's format, or a "
+        "trial's checkpoint.",
         metavar="SWEEP|TRIAL|FOLDER",
     ),
 ]

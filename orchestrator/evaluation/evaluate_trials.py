@@ -135,15 +135,23 @@ def evaluate_folder(
 ) -> Iterator[Evaluation]:
     """Yield each suite's evaluation of a model in Hugging Face's or Meta's format.
 
+    Or of a trial's checkpoint.
+
     Raises:
         UsageError: If the folder holds no model and tokenizer that can be read.
+        StoreError: If the spec of the checkpoint's trial cannot be read.
     """
-    try:
-        trained = registry.trained_model().load_pretrained(folder)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+    precision, trial = "auto", trained_trial.trial_of_checkpoint(folder)
+    if trial is not None:
+        trained = trained_trial.load_checkpoint(trial, folder.name)
+        precision = str(trial.spec().train.get("precision", "auto"))
+    else:
+        try:
+            trained = registry.trained_model().load_pretrained(folder)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
     yield from evaluate_model(
-        trained, suites, precision="auto", name=str(folder), progress=progress
+        trained, suites, precision=precision, name=str(folder), progress=progress
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from orchestrator.records.errors import UsageError
 from orchestrator.records.trial_dir import TrialDir
-from orchestrator.records.trial_spec import TrialState
+from orchestrator.records.trial_spec import TrialSpec, TrialState
 from orchestrator.sweep import registry
 
 
@@ -22,7 +22,28 @@ def load(trial: TrialDir) -> Any:
             f"trial {trial.trial_id}: is {state.value}, so it has no final weights; "
             "submit its sweep and wait until it is done"
         )
-    runs = trial.path.parents[2]
+    return _load(trial, spec)
+
+
+def trial_of_checkpoint(folder: Path) -> TrialDir | None:
+    """Return the trial that a checkpoint's folder belongs to; None for any other folder."""
+    place = folder.absolute()
+    here = place.parent.name == "checkpoints" and (place.parents[1] / "spec.json").is_file()
+    return TrialDir(place.parents[1]) if here else None
+
+
+def load_checkpoint(trial: TrialDir, name: str) -> Any:
+    """Return what a trial had learned by a checkpoint, whether it has finished or not.
+
+    Raises:
+        UsageError: If the checkpoint is damaged, or the trial's data have changed.
+        StoreError: If the trial's spec cannot be read.
+    """
+    return _load(trial, trial.spec(), name=name)
+
+
+def _load(trial: TrialDir, spec: TrialSpec, **which: str) -> Any:
+    runs = trial.path.absolute().parents[2]
     try:
         return registry.trained_model().load_trial(
             trial.checkpoints,
@@ -30,7 +51,8 @@ def load(trial: TrialDir) -> Any:
             data_sha256=spec.data_sha256,
             model=spec.model,
             train=spec.train,
-            cache=(runs / "cache").absolute(),
+            cache=runs / "cache",
+            **which,
         )
     except ValueError as error:
         raise UsageError(f"trial {trial.trial_id}: {error}") from error

@@ -17,6 +17,7 @@ from typing import Any
 from workloads.data.readers.problems import DataError
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n?")
+_GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,17 +39,15 @@ class PublishedVocabulary:
 
 
 PUBLISHED = {
-    50_256: PublishedVocabulary(
-        r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        "<|endoftext|>",
-        50_256,
-    ),
+    50_256: PublishedVocabulary(_GPT2, "<|endoftext|>", 50_256),
+    50_280: PublishedVocabulary(_GPT2, "<|endoftext|>", 50_256),  # ranks leave 50,256 out
     100_256: PublishedVocabulary(_WORDS + _REST, "<|endoftext|>", 100_257),
     128_000: PublishedVocabulary(_WORDS + _REST, "<|end_of_text|>", 128_001),
+    151_643: PublishedVocabulary(_WORDS.removesuffix("{1,3}") + _REST, "<|endoftext|>", 151_643),
     199_998: PublishedVocabulary(_CASED, "<|endoftext|>", 199_999),
 }
-"""By number of tokens: r50k_base, cl100k_base, Llama 3, o200k_base. Sources: the pages of tiktoken
-and of Llama 3."""
+"""By number of tokens: r50k_base, p50k_base, cl100k_base, Llama 3, Qwen, o200k_base. Sources: the
+pages of tiktoken, of Llama 3 and of Qwen."""
 
 
 def is_tiktoken(path: Path) -> bool:

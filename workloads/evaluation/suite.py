@@ -40,6 +40,9 @@ class TaskSpec:
     """Solved examples before the prompt."""
     shots_file: str | None = None
     """Where they come from, the first ones."""
+    shots_origin: str | None = field(default=None, repr=False)
+    """Which data set they are; None is the task's. Not part of a digest: it only helps whoever
+    lacks the file."""
     shots_of: str | None = None
     """Field that an example must share with the row (MMLU's subject)."""
     n_options: Annotated[int, Interval(ge=2)] | None = field(default=None, repr=False)

@@ -20,11 +20,14 @@ def require_files(suites: Iterable[Suite], folder: Path) -> None:
     missing = {}
     for suite in suites:
         for task in suite.tasks:
-            for name in filter(None, (task.file, task.shots_file)):
-                if find(folder, name) is None:
+            for name, origin in (
+                (task.file, task.origin),
+                (task.shots_file, f"examples, {task.shots_origin or task.origin}"),
+            ):
+                if name is not None and find(folder, name) is None:
                     missing[name] = (
-                        f"{folder / name}: not there (nor .gz, .csv or .parquet), and suite "
-                        f"{suite.name} needs it: {task.origin}; as published, or JSON lines with "
+                        f"{folder / name}: not there (nor .gz, .zst, .csv or .parquet), and suite "
+                        f"{suite.name} needs it: {origin}; as published, or JSON lines with "
                         f"{', '.join(sorted(task.row_fields))}"
                     )
     if missing:

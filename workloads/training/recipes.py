@@ -122,12 +122,12 @@ def _memoryformer(lr: float, *, pythia: str) -> Recipe:
             final_lr_fraction=0.1,
             batch_tokens=2_097_152,
             seq_len=2_048,
+            clip_values="together",
         ),
         source=f"MemoryFormer (NeurIPS 2024, arXiv 2411.12992): three times the rate of {pythia}, "
         "otherwise Pythia's optimizer and schedule. Tables are decayed at every step, hit or "
-        "not, as in the released code, and clipped with all else (`clip_values: together`; apart "
-        "unless it is written). Not stated: tokens; Pythia's length is meant by the "
-        "comparison. Embeddings are decayed there, here not.",
+        "not, as in the released code, and clipped with all else by one norm. Not stated: tokens; "
+        "Pythia's length is meant by the comparison. Embeddings are decayed there, here not.",
         tokens=143_000 * 2_097_152,
     )
 
@@ -296,6 +296,7 @@ RECIPES: dict[str, Recipe] = {
             final_lr_fraction=0.01,
             batch_tokens=2_097_152,
             seq_len=2_048,
+            clip_values="together",
         ),
         source="The released configuration of MemoryFormer-tiny "
         "(github.com/C0-Design/MemoryFormer): as the paper but for a last rate of 1 % of the "
@@ -355,6 +356,7 @@ COLUMNS = (
     "warm-up",
     "decay",
     "decay of values",
+    "clip",
     "batch tokens",
     "seq_len",
     "tokens there",
@@ -372,6 +374,9 @@ sources' own: write smaller ones for a small machine.
 
 * values: learning rate of memory values over `lr`, where it falls from what to what.
 * schedule: with the last rate over the peak.
+* clip: the largest gradient norm, of memory values and all else apart or together
+  (`train.clip_values`). Apart is this project's way: only of MemoryFormer, which has Pythia's
+  optimizer, do we say that the source clips both together.
 * tokens there: of the source's own run; a recipe never sets `tokens`.
 
 {table}
@@ -413,6 +418,7 @@ def cells(recipe: Recipe) -> tuple[str, ...]:
     schedule = str(fields["schedule"])
     if schedule != "constant":
         schedule += f" to {fields['final_lr_fraction']:g}"
+    clip = "none" if fields["grad_clip"] is None else f"{fields['grad_clip']:g}"
     return (
         f"{fields['lr']:g}",
         values,
@@ -420,6 +426,7 @@ def cells(recipe: Recipe) -> tuple[str, ...]:
         f"{100 * fields['warmup_fraction']:.3g} %",
         f"{fields['weight_decay']:g}",
         f"{fields['value_weight_decay']:g}",
+        clip if clip == "none" else f"{clip} {fields.get('clip_values', 'apart')}",
         f"{fields['batch_tokens']:,}",
         f"{fields['seq_len']:,}",
         "" if recipe.tokens is None else f"{recipe.tokens:.3g}",

@@ -74,8 +74,9 @@ def load_trial(
     model: Mapping[str, Any],
     train: Mapping[str, Any],
     cache: Path,
+    name: str = checkpoint.FINAL,
 ) -> TrainedModel:
-    """Return what a finished trial has learned.
+    """Return what a trial has learned.
 
     Args:
         checkpoints: The trial's folder of checkpoints.
@@ -84,11 +85,12 @@ def load_trial(
         model: Section of its spec.
         train: Section of its spec.
         cache: Where data sources keep what they prepared.
+        name: Of the checkpoint.
 
     Raises:
-        ValueError: If there is no final checkpoint, it is damaged, or the data have changed.
+        ValueError: If the checkpoint is not there, it is damaged, or the data have changed.
     """
-    path = checkpoints / checkpoint.FINAL
+    path = checkpoints / name
     if not path.is_dir():
         raise ValueError(f"{path}: not there; the trial has to finish first")
     try:

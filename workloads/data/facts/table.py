@@ -57,14 +57,26 @@ class Fact:
     """qa_train, qa_test, or None where the file does not say."""
 
 
+@dataclass
+class MergedRows:
+    """Rows that repeat the subject and relation of an earlier one."""
+
+    copies: int = 0
+    """Those with the same answers."""
+    other_answers: int = 0
+    """Those with another one."""
+    first: str | None = None
+    """The first of the latter, with file and line."""
+
+
 def read_facts(
     path: Path,
     *,
     columns: FactColumns,
     layout: Literal["auto", "tsv", "csv", "jsonl"],
     problems: Problems,
-) -> tuple[list[Fact], int]:
-    """Return the facts of a file in its order, and how many rows were merged into an earlier one.
+) -> tuple[list[Fact], MergedRows]:
+    """Return the facts of a file in its order, and which rows were merged into an earlier one.
 
     Rows that share subject and relation are one fact: the first row's object is stated in training,
     the others are accepted as answers. Mistakes are added to `problems`.
@@ -77,18 +89,26 @@ def read_facts(
         rows = _table_rows(path, columns, problems, quoted=layout == "csv")
     read = _facts_of_entity if columns.as_relations is not None else _fact_of_row
     facts: dict[tuple[str, str], Fact] = {}
-    n_rows = 0
-    for fact in (f for line, row in rows for f in read(row, columns, path, line, problems)):
-        n_rows += 1
+    merged = MergedRows()
+    for line, fact in ((n, f) for n, row in rows for f in read(row, columns, path, n, problems)):
         known = facts.get((fact.subject, fact.relation))
         if known is None:
             facts[fact.subject, fact.relation] = fact
-        elif fact.answers != known.answers:
-            answers = tuple(dict.fromkeys((*known.answers, *fact.answers)))
-            facts[fact.subject, fact.relation] = replace(known, answers=answers)
-    if not n_rows and not problems.total:
+            continue
+        answers = tuple(dict.fromkeys((*known.answers, *fact.answers)))
+        if answers == known.answers:
+            merged.copies += 1
+            continue
+        facts[fact.subject, fact.relation] = replace(known, answers=answers)
+        merged.other_answers += 1
+        if merged.first is None:
+            merged.first = (
+                f"{path.name}:{line}: {fact.subject} has a second {fact.relation_name}, "
+                f"{fact.answers[0]} beside {known.answers[0]}"
+            )
+    if not facts and not problems.total:
         problems.add(path, None, "holds no facts", "give a file with at least one row")
-    return list(facts.values()), n_rows - len(facts)
+    return list(facts.values()), merged
 
 
 def guessing_share(facts: Sequence[Fact]) -> float:

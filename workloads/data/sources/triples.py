@@ -235,11 +235,14 @@ def _read(
         object=config.object_column,
         as_relations=config.columns_as_relations,
     )
-    facts, n_merged = read_facts(path, columns=columns, layout=config.format, problems=problems)
-    if n_merged:
+    facts, merged = read_facts(path, columns=columns, layout=config.format, problems=problems)
+    if merged.other_answers:
         log(
-            f"{path.name}: {n_merged:,} rows repeat a subject and relation; objects kept as answers"
+            f"{merged.first} (rows of that kind: {merged.other_answers:,}); all are right answers, "
+            "the first is stated in training"
         )
+    if merged.copies:
+        log(f"{path.name}: copies of earlier rows left out: {merged.copies:,}")
     facts = _selected(config, facts, path, problems)
     relations = dict.fromkeys(fact.relation for fact in facts)
     if config.templates is None:

@@ -108,6 +108,24 @@ def test_evaluations_are_kept_and_not_repeated(trial):
     assert trial.evaluation_metrics()["eval/first_task/acc"] == 0.5
 
 
+def test_a_checkpoint_is_measured_with_the_trials_precision_and_not_kept(trial, monkeypatch):
+    asked = []
+
+    def load_trial(checkpoints, *, name, **sections):
+        asked.append((checkpoints, name, sections["model"]))
+        return SimpleNamespace(name="by step 1", step=1)
+
+    monkeypatch.setattr(registry, "trained_model", lambda: SimpleNamespace(load_trial=load_trial))
+    suite = Suite("first")
+
+    folder = trial.checkpoints / "step-00000001"
+    (found,) = evaluate_trials.evaluate_folder(folder, [suite], progress=lambda *_: None)
+
+    assert asked == [(trial.checkpoints, "step-00000001", {"architecture": "dense"})]
+    assert suite.asked == [("by step 1", "fp32")]
+    assert (found.record["step"], trial.evaluations()) == (1, {})
+
+
 class CountedReads(Suite):
     """A suite with files beside its record."""
 

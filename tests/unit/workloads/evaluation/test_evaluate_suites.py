@@ -275,10 +275,19 @@ def test_a_missing_file_is_named_with_what_it_is(tmp_path):
     lines = str(raised.value).splitlines()
     assert len(lines) == 3
     assert lines[0] == (
-        f"{tmp_path}/mmlu_sample.jsonl: not there (nor .gz, .csv or .parquet), and suite mmlu needs it: "
+        f"{tmp_path}/mmlu_sample.jsonl: not there (nor .gz, .zst, .csv or .parquet), and suite mmlu needs it: "
         "MMLU, test, all subjects or a sample (github.com/hendrycks/test); as published, or JSON lines with "
         "choices, label, question, subject"
     )
+    assert "mmlu_fewshot.jsonl" in lines[1]
+    assert "needs it: examples, MMLU, dev, five a subject" in lines[1]
+
+
+def test_all_examples_of_bundled_suites_say_where_they_come_from():
+    shown = [task for name in suite.names() for task in suite.load(name).tasks if task.shots]
+
+    assert len(shown) >= 7
+    assert all(task.shots_origin and task.shots_origin != task.origin for task in shown)
 
 
 @pytest.mark.parametrize(

@@ -536,6 +536,7 @@ def test_bf16_trains(tmp_path, undisturbed):
 
 RANK = """
 import json
+import shutil
 from pathlib import Path
 from workloads.training.usage_schedule import UsageSchedule
 from workloads.training.data_loader import DataLoader
@@ -562,12 +563,14 @@ try:
     raise SystemExit("nobody stopped")
 except Interrupted as stopped:
     stopped_at = stopped.step
+if rank == 0:
+    shutil.copytree(fields["checkpoints"], out / "stopped")
 metrics = run(job, Reporter())
 (out / f"{rank}.json").write_text(json.dumps({"stopped_at": stopped_at, "metrics": metrics, "rows": Reporter.rows, "step": Reporter.step}))
 """
 
 
-def test_two_ranks_compute_what_one_does_and_stop_together(tmp_path, run_ranks):
+def test_two_ranks_compute_what_one_does_stop_together_and_one_can_go_on(tmp_path, run_ranks):
     """Two processes: they meet, stop at the same step though one is told, meet again at the same file, resume and finish."""
     # An odd number of sequences per step: the ranks' shares differ.
     train = {**TRAIN, "tokens": STEPS * 112, "batch_tokens": 112}
@@ -607,6 +610,16 @@ def test_two_ranks_compute_what_one_does_and_stop_together(tmp_path, run_ranks):
                     name,
                 )
     assert not (tmp_path / "rendezvous").exists()
+
+    # One rank goes on from where the two had stopped.
+    resumed = Recorder()
+    job = job_in(tmp_path / "resumed", model=WIDE_MEMORY, train=train)
+    run(replace(job, checkpoints=tmp_path / "stopped"), resumed)
+    by_step = dict(alone.rows)
+    assert [step for step, _ in resumed.rows] == [step for step, _ in alone.rows if step > 3]
+    for step, values in resumed.rows:
+        for name in {*same} & values.keys():
+            assert values[name] == pytest.approx(by_step[step][name], rel=1e-6, abs=1e-9), name
 
 
 def test_a_batch_with_fewer_sequences_than_ranks_is_refused(tmp_path):

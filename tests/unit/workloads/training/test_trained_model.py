@@ -44,6 +44,16 @@ def trained(data, module, tmp_path):
     return {**sections, "checkpoints": tmp_path / "checkpoints"}
 
 
+def test_a_checkpoint_before_the_end_is_read_too(data, tmp_path):
+    sections = trained(data, dense, tmp_path)
+    final = tmp_path / "checkpoints" / "final"
+    final.rename(final.with_name("step-00000002"))
+
+    assert trained_model.load_trial(**sections, name="step-00000002").step == 2
+    with pytest.raises(ValueError, match="final: not there; the trial has to finish first"):
+        trained_model.load_trial(**sections)
+
+
 @pytest.mark.parametrize("module", [dense, memory_plus, moe], ids=lambda m: m.__name__[-5:])
 def test_a_trained_model_is_the_one_that_was_saved(data, module, tmp_path):
     sections = trained(data, module, tmp_path)

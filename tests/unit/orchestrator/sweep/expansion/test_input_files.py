@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.records.errors import ConfigError
 from orchestrator.sweep.expansion.input_files import content_sha256
-from orchestrator.sweep.load import Sweep
+from orchestrator.sweep.load import Sweep, load_sweep
 
 Load = Callable[..., Sweep]
 Problems = Callable[..., list[str]]
@@ -115,6 +116,27 @@ def test_a_folder_is_no_file(problems: Problems, tmp_path: Path) -> None:
     (problem,) = problems("", header=HEADER.format("facts"))
 
     assert problem == "3:29: data.path: facts is a folder; expected: one fact per line"
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ("{source: tokens, path: toks.bin}", r"data\.path: toks\.bin: \S*/toks\.bin is a file; expected: a folder"),
+        ("{source: tokens, path: [begun]}", r"\S*/begun/manifest\.json is not there; expected: a folder"),
+        ("{source: text, path: 'hf:owner/name'}", "prepare its tokens: memscale data prepare hf:owner/name"),
+    ],
+)  # fmt: skip
+def test_what_is_to_be_prepared_first_is_told(tmp_path: Path, data: str, told: str) -> None:
+    (tmp_path / "toks.bin").write_bytes(b"tokens")
+    (tmp_path / "begun").mkdir()
+    file = tmp_path / "sweep.yaml"
+    train = "train: {tokens: 640, batch_tokens: 64, seq_len: 16, lr: 1.0e-2}"
+    file.write_text(
+        f"name: test\ndata: {data}\n{train}\nmodel: {{architecture: dense, preset: d8}}\n"
+    )
+
+    with pytest.raises(ConfigError, match=told):
+        load_sweep(file)
 
 
 def test_a_file_is_read_once_until_it_changes(tmp_path: Path) -> None:

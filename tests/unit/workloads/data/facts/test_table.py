@@ -3,7 +3,13 @@ import json
 
 import pytest
 
-from workloads.data.facts.table import FactColumns, guessing_share, read_facts, unit_hash
+from workloads.data.facts.table import (
+    FactColumns,
+    MergedRows,
+    guessing_share,
+    read_facts,
+    unit_hash,
+)
 from workloads.data.readers.problems import DataError, Problems
 
 DEFAULT = FactColumns(subject="subject", relation=None, object="object")
@@ -35,7 +41,7 @@ def test_tab_separated_facts_with_every_optional_column(tmp_path):
     assert france.answers == ("Paris", 'City of "Light"')
     assert (france.split, peru.split) == ("qa_train", "qa_test")
     assert peru.answers == ("Lima",)
-    assert merged == 0
+    assert merged == MergedRows()
 
 
 def test_json_lines_and_tab_separated_rows_give_the_same_facts(tmp_path):
@@ -64,7 +70,9 @@ def test_rows_of_one_subject_and_relation_are_one_fact_with_several_answers(tmp_
     path.write_text("subject\trelation\tobject\na\tr\tx\nb\tr\tz\na\tr\ty\na\tr\tx\n")
     facts, merged = read(path)
     assert [(f.subject, f.answers) for f in facts] == [("a", ("x", "y")), ("b", ("z",))]
-    assert merged == 2
+    assert merged == MergedRows(
+        copies=1, other_answers=1, first="f.tsv:4: a has a second r, y beside x"
+    )
 
 
 def test_columns_can_have_other_names(tmp_path):
@@ -192,7 +200,7 @@ def test_an_entity_table_gives_the_facts_of_its_melted_form(tmp_path, name):
         (f.subject, f.relation, f.answers) for f in expected
     ]
     assert {f.relation_name for f in facts} == {"born in", "party"}
-    assert merged == 0
+    assert merged == MergedRows()
     assert guessing_share(facts) == pytest.approx((2 + 1) / 5)
 
 
