@@ -126,7 +126,7 @@ format: $(STAMP)  ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-figures: $(STAMP)  ## Redraw the README's figure from docs/results/*.csv
+figures: $(STAMP)  ## Redraw figures of the documentation from numbers in the repository
 	$(BIN)/python docs/figures.py
 
 notebooks: $(STAMP)  ## Execute the notebooks and store what they show (a few minutes)

@@ -1,7 +1,10 @@
-"""Draw the README's first figure from the runs of the study memory_scaling: `make figures`.
+"""Draw figures of the documentation that follow from numbers in the repository: `make figures`.
 
-Its runs are in `docs/results/*.csv`. A line joins means over seeds, small points are the runs. A
-dashed level is the base without a memory.
+`memory_scaling.png`, the README's first, is drawn from the runs in `docs/results/*.csv`. A line
+joins means over seeds, small points are the runs. A dashed level is the base without a memory.
+
+`memoryformer_block_flops.png` is figure 1 of MemoryFormer, from `paper_block_flops` at the sizes of
+`sweeps/papers/memoryformer/figure1.yaml`.
 """
 
 from pathlib import Path
@@ -13,18 +16,31 @@ import pandas as pd
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from analysis.plotting.axes import rounded, ticks
+from workloads.architectures import memoryformer, pythia
 
 RESULTS = Path(__file__).parent / "results"
-IMAGE = Path(__file__).parent / "images" / "memory_scaling.png"
+IMAGES = Path(__file__).parent / "images"
 RECALL = "recall/train_wording/exact_match"
 LEVEL = "dense"
 COLOURS = {LEVEL: "#555555", "memory": "#0072B2", "memory_plus": "#D55E00"}
 
 
 def main() -> None:
-    """Draw recall of facts at two bases and bits per byte of a text, against memory parameters."""
+    """Draw all figures."""
+    _save(_memory_scaling(), "memory_scaling.png")
+    _save(_block_flops(), "memoryformer_block_flops.png")
+
+
+def _save(figure: Figure, name: str) -> None:
+    figure.savefig(IMAGES / name, dpi=150)
+    print(f"wrote {IMAGES / name}")
+
+
+def _memory_scaling() -> Figure:
+    """Return recall of facts at two bases and bits per byte of a text, by memory parameters."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
     panels = (
         (("facts_1m", "facts_1m_memory", "facts_1m_largest"), "1m base", RECALL, "facts recalled"),
@@ -38,8 +54,49 @@ def main() -> None:
         if metric == RECALL:
             panel.set_ylim(0, 1.03)
     axes[0].legend(frameon=False)
-    figure.savefig(IMAGE, dpi=150)
-    print(f"wrote {IMAGE}")
+    return figure
+
+
+def _block_flops() -> Figure:
+    """Return FLOPs of a block and sequence by width and by length, as the paper counts them."""
+    figure, (by_width, by_length) = plt.subplots(1, 2, figsize=(9, 3.7), layout="constrained")
+    widths, lengths = (512, 1024, 2048, 4096), (1024, 2048, 4096, 8192)
+    for name, colour, flops in (
+        ("pythia", COLOURS["memory"], _pythia_flops),
+        ("memoryformer", COLOURS["memory_plus"], _memoryformer_flops),
+    ):
+        style: dict[str, Any] = {"color": colour, "label": name, "marker": "o"}
+        by_width.plot(widths, [flops(width, 2048) / 1e9 for width in widths], **style)
+        by_length.plot(lengths, [flops(2048, length) / 1e9 for length in lengths], **style)
+    for panel, marks, label in (
+        (by_width, widths, "width, at 2,048 tokens"),
+        (by_length, lengths, "tokens, at width 2,048"),
+    ):
+        panel.set(xscale="log", yscale="log", xlabel=label, ylabel="GFLOPs of a block")
+        panel.set_xticks(marks, [f"{mark:,}" for mark in marks])
+        panel.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+    for width in widths:
+        share = _memoryformer_flops(width, 2048) / _pythia_flops(width, 2048)
+        by_width.annotate(
+            f"{share:.0%}",
+            (width, _memoryformer_flops(width, 2048) / 1e9),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+        )
+    by_width.legend(frameon=False)
+    return figure
+
+
+def _pythia_flops(width: int, seq_len: int) -> int:
+    fields = {**pythia.PRESETS["410m"], "d_model": width, "d_ff": 4 * width}
+    return pythia.Config(**fields).paper_block_flops(seq_len)
+
+
+def _memoryformer_flops(width: int, seq_len: int) -> int:
+    fields = {**memoryformer.PRESETS["base"], "d_model": width, "n_heads": 16}
+    return memoryformer.Config(**fields).paper_block_flops(seq_len)
 
 
 def _draw(panel: Axes, runs: pd.DataFrame, metric: str) -> None:
