@@ -5,7 +5,7 @@ that the most read rows have.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,13 +45,8 @@ def table_reads_figure(layers: Sequence[LayerReads]) -> Figure:
     """
     if not layers:
         raise ValueError("figure: no reads of table rows were counted")
-    by_layer: dict[str, dict[str, LayerReads]] = {}
-    for one in layers:
-        layer, place = _layer_and_place(one.label)
-        by_layer.setdefault(layer, {})[place] = one
-    names = list(by_layer)
-    chosen = np.unique(np.linspace(0, len(names) - 1, min(len(names), MOST_LAYERS)).round())
-    shown = [names[int(i)] for i in chosen]
+    by_layer = by_layer_and_place(layers)
+    shown = shown_layers(by_layer)
     places = list(dict.fromkeys(place for name in shown for place in by_layer[name]))
     drawn = [one for name in shown for one in by_layer[name].values()]
     edges = octaves(drawn)
@@ -73,8 +68,25 @@ def table_reads_figure(layers: Sequence[LayerReads]) -> Figure:
         if len(places) > 1:
             handles = [axes[0, 0].plot([], [], color=c, label=p)[0] for p, c in colours.items()]
             legend_above(figure, handles, most_columns=5, fontsize=8)
-        caption(figure, _reading(layers, n_shown=len(shown), n_layers=len(names)))
+        caption(figure, _reading(layers, n_shown=len(shown), n_layers=len(by_layer)))
     return figure
+
+
+def by_layer_and_place(layers: Sequence[LayerReads]) -> dict[str, dict[str, LayerReads]]:
+    """Return what was counted by layer and by the place in it, in their order."""
+    found: dict[str, dict[str, LayerReads]] = {}
+    for one in layers:
+        layer, place = _layer_and_place(one.label)
+        found.setdefault(layer, {})[place] = one
+    return found
+
+
+def shown_layers(names: Collection[str]) -> list[str]:
+    """Return the layers that are drawn: of many, MOST_LAYERS from the first to the last."""
+    all_names = list(names)
+    last = len(all_names) - 1
+    chosen = np.unique(np.linspace(0, last, min(len(all_names), MOST_LAYERS)).round())
+    return [all_names[int(i)] for i in chosen]
 
 
 def _layer_and_place(label: str) -> tuple[str, str]:

@@ -134,14 +134,19 @@ def _draw_reads(trials: "list[TrialDir]") -> list[str]:
     """Draw what was counted of each trial; return where, or that it has no tables."""
     from analysis.loading.table_reads import FOLDER, read_table_reads
     from analysis.plotting.canvas import save
+    from analysis.plotting.table_histograms_figure import table_histograms_figure
     from analysis.plotting.table_reads_figure import table_reads_figure
 
     notes = []
     for trial in trials:
         layers = read_table_reads(trial.path)
         if layers:
-            svg, *_ = save(table_reads_figure(layers), trial.path / FOLDER / "reads")
-            notes.append(f"{trial.trial_id}: figure {svg}, numbers {svg.with_name('tables.csv')}")
+            folder = trial.path / FOLDER
+            reads, *_ = save(table_reads_figure(layers), folder / "reads")
+            tables, *_ = save(table_histograms_figure(layers), folder / "tables")
+            notes.append(
+                f"{trial.trial_id}: figures {reads} and {tables}, numbers {folder / 'tables.csv'}"
+            )
         else:
             notes.append(f"{trial.trial_id}: {trial.spec().architecture} reads no memory table")
     return notes

@@ -178,6 +178,7 @@ def test_the_command_draws_what_was_counted(trial, monkeypatch):
     assert "0.500" in said
     for kind in ("svg", "png", "pdf"):
         assert (trial.path / "table_reads" / f"reads.{kind}").stat().st_size > 1_000
+        assert (trial.path / "table_reads" / f"tables.{kind}").stat().st_size > 1_000
 
 
 def test_the_command_prints_the_records_as_json(trial, monkeypatch):
