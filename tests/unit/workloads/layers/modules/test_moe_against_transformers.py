@@ -1,7 +1,7 @@
 """The mixture of experts against ones that are not ours: those of the transformers library.
 
-OLMoE; the same with weights over the chosen experts, which is Mixtral's rule; and DeepSeek-V2, which
-has shared experts besides. Their routers work in fp32, for the comparison in float64.
+OLMoE; Mixtral, whose weights are over the chosen experts; and DeepSeek-V2, which has shared experts
+besides. Their routers work in fp32, for the comparison in float64.
 """
 
 import pytest
@@ -22,13 +22,13 @@ def _theirs(shape: MixtureShape) -> nn.Module:
     """Return their block, its values open."""
     # Seconds to import, so only where a test of this file runs.
     from transformers.models.deepseek_v2 import modeling_deepseek_v2
+    from transformers.models.mixtral import modeling_mixtral
     from transformers.models.olmoe import modeling_olmoe
 
     fields = {
         "hidden_size": shape.d_model,
         "num_attention_heads": 1,
         "num_experts_per_tok": shape.top_k,
-        "norm_topk_prob": shape.renormalise,
     }
     block: nn.Module
     if shape.n_shared_experts:
@@ -38,6 +38,12 @@ def _theirs(shape: MixtureShape) -> nn.Module:
                 n_routed_experts=shape.n_experts,
                 moe_intermediate_size=shape.d_expert,
                 n_shared_experts=shape.n_shared_experts,
+            )
+        )
+    elif shape.renormalise:
+        block = modeling_mixtral.MixtralSparseMoeBlock(
+            modeling_mixtral.MixtralConfig(
+                **fields, num_local_experts=shape.n_experts, intermediate_size=shape.d_expert
             )
         )
     else:
@@ -75,7 +81,8 @@ def test_outputs_and_gradients(shape, monkeypatch):
     found = ours(x, context)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "float32", torch.float64)
-        patch.setattr(functional, "softmax", lambda x, dim, dtype: x.softmax(dim))
+        patch.setattr(Tensor, "float", Tensor.double)
+        patch.setattr(functional, "softmax", lambda x, dim, dtype=None: x.softmax(dim))
         expected = theirs(x)
 
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
