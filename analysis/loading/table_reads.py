@@ -1,5 +1,7 @@
 """Reads of table rows that `memscale evaluate --table-reads` counted of one trial."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -43,3 +45,24 @@ def read_table_reads(trial: str | PathLike[str]) -> list[LayerReads]:
             )
             for label, of_layer in tables.groupby("layer", sort=False)
         ]
+
+
+def by_layer_and_place(layers: Sequence[LayerReads]) -> dict[str, dict[str, LayerReads]]:
+    """Return what was counted by layer and by the place in it, in their order.
+
+    Raises:
+        ValueError: If nothing was.
+    """
+    if not layers:
+        raise ValueError("figure: no reads of table rows were counted")
+    found: dict[str, dict[str, LayerReads]] = {}
+    for one in layers:
+        layer, place = _layer_and_place(one.label)
+        found.setdefault(layer, {})[place] = one
+    return found
+
+
+def _layer_and_place(label: str) -> tuple[str, str]:
+    """Return `layer_03` and the place in it, "" where there is one."""
+    found = re.fullmatch(r"(layer_\d+|model)_?(.*)", label)
+    return (found[1], found[2].replace("_", " ")) if found else (label, "")

@@ -10,10 +10,10 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from analysis.loading.table_reads import LayerReads
+from analysis.loading.table_reads import LayerReads, by_layer_and_place
 from analysis.plotting.axes import caption
 from analysis.plotting.canvas import new_figure, styled
-from analysis.plotting.table_reads_figure import by_layer_and_place, shown_layers
+from analysis.plotting.table_reads_figure import shown_layers
 
 Array = NDArray[np.float64]
 
@@ -32,8 +32,6 @@ def table_histograms_figure(layers: Sequence[LayerReads]) -> Figure:
     Raises:
         ValueError: If there are none.
     """
-    if not layers:
-        raise ValueError("figure: no reads of table rows were counted")
     by_layer = by_layer_and_place(layers)
     names = shown_layers(by_layer)
     places = list(dict.fromkeys(place for name in names for place in by_layer[name]))

@@ -4,7 +4,6 @@ Left the distribution of reads per row beside that of uniform reading, right the
 that the most read rows have.
 """
 
-import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import pdtr
 
 from analysis.formatting import count
-from analysis.loading.table_reads import LayerReads
+from analysis.loading.table_reads import LayerReads, by_layer_and_place
 from analysis.plotting.axes import GREY, caption, general, grid, legend_above, log_scale
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.style import COLOURS
@@ -43,8 +42,6 @@ def table_reads_figure(layers: Sequence[LayerReads]) -> Figure:
     Raises:
         ValueError: If there are none.
     """
-    if not layers:
-        raise ValueError("figure: no reads of table rows were counted")
     by_layer = by_layer_and_place(layers)
     shown = shown_layers(by_layer)
     places = list(dict.fromkeys(place for name in shown for place in by_layer[name]))
@@ -72,27 +69,12 @@ def table_reads_figure(layers: Sequence[LayerReads]) -> Figure:
     return figure
 
 
-def by_layer_and_place(layers: Sequence[LayerReads]) -> dict[str, dict[str, LayerReads]]:
-    """Return what was counted by layer and by the place in it, in their order."""
-    found: dict[str, dict[str, LayerReads]] = {}
-    for one in layers:
-        layer, place = _layer_and_place(one.label)
-        found.setdefault(layer, {})[place] = one
-    return found
-
-
 def shown_layers(names: Collection[str]) -> list[str]:
     """Return the layers that are drawn: of many, MOST_LAYERS from the first to the last."""
     all_names = list(names)
     last = len(all_names) - 1
     chosen = np.unique(np.linspace(0, last, min(len(all_names), MOST_LAYERS)).round())
     return [all_names[int(i)] for i in chosen]
-
-
-def _layer_and_place(label: str) -> tuple[str, str]:
-    """Return `layer_03` and the place in it, "" where there is one."""
-    found = re.fullmatch(r"(layer_\d+|model)_?(.*)", label)
-    return (found[1], found[2].replace("_", " ")) if found else (label, "")
 
 
 def octaves(layers: Sequence[LayerReads]) -> Array:

@@ -79,7 +79,7 @@ def evaluate(
 ) -> None:
     """Measure trained models on benchmarks."""
     from orchestrator.cli.render.evaluation import evaluation_tables, showing_progress
-    from orchestrator.evaluation import evaluate_trials
+    from orchestrator.evaluation import evaluate_trials, trained_trial
 
     asked = _asked(suite, questions, data, limit)
     if decode_latency:
@@ -87,7 +87,8 @@ def evaluate(
     if table_reads:
         asked = [*(asked or []), evaluate_trials.table_reads()]
     notes: list[str] = []
-    if Path(what).is_dir() and not (runs / what / "trials").is_dir():
+    of_checkpoint = trained_trial.trial_of_checkpoint(Path(what))
+    if of_checkpoint or (Path(what).is_dir() and not (runs / what / "trials").is_dir()):
         suites = _require(asked, what)
         with showing_progress() as progress:
             results = evaluate_trials.evaluate_folder(Path(what), suites, progress=progress(what))

@@ -22,7 +22,7 @@ def load(trial: TrialDir) -> Any:
             f"trial {trial.trial_id}: is {state.value}, so it has no final weights; "
             "submit its sweep and wait until it is done"
         )
-    return _load(trial, spec)
+    return _load(trial, spec, "final")
 
 
 def trial_of_checkpoint(folder: Path) -> TrialDir | None:
@@ -39,10 +39,10 @@ def load_checkpoint(trial: TrialDir, name: str) -> Any:
         UsageError: If the checkpoint is damaged, or the trial's data have changed.
         StoreError: If the trial's spec cannot be read.
     """
-    return _load(trial, trial.spec(), name=name)
+    return _load(trial, trial.spec(), name)
 
 
-def _load(trial: TrialDir, spec: TrialSpec, **which: str) -> Any:
+def _load(trial: TrialDir, spec: TrialSpec, checkpoint: str) -> Any:
     runs = trial.path.absolute().parents[2]
     try:
         return registry.trained_model().load_trial(
@@ -52,7 +52,7 @@ def _load(trial: TrialDir, spec: TrialSpec, **which: str) -> Any:
             model=spec.model,
             train=spec.train,
             cache=runs / "cache",
-            **which,
+            name=checkpoint,
         )
     except ValueError as error:
         raise UsageError(f"trial {trial.trial_id}: {error}") from error

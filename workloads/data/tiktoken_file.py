@@ -19,7 +19,7 @@ from workloads.data.readers.problems import DataError
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n?")
 _GPT2 = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
+_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = (
@@ -41,9 +41,9 @@ class PublishedVocabulary:
 PUBLISHED = {
     50_256: PublishedVocabulary(_GPT2, "<|endoftext|>", 50_256),
     50_280: PublishedVocabulary(_GPT2, "<|endoftext|>", 50_256),  # ranks leave 50,256 out
-    100_256: PublishedVocabulary(_WORDS + _REST, "<|endoftext|>", 100_257),
-    128_000: PublishedVocabulary(_WORDS + _REST, "<|end_of_text|>", 128_001),
-    151_643: PublishedVocabulary(_WORDS.removesuffix("{1,3}") + _REST, "<|endoftext|>", 151_643),
+    100_256: PublishedVocabulary(_WORDS + "{1,3}" + _REST, "<|endoftext|>", 100_257),
+    128_000: PublishedVocabulary(_WORDS + "{1,3}" + _REST, "<|end_of_text|>", 128_001),
+    151_643: PublishedVocabulary(_WORDS + _REST, "<|endoftext|>", 151_643),
     199_998: PublishedVocabulary(_CASED, "<|endoftext|>", 199_999),
 }
 """By number of tokens: r50k_base, p50k_base, cl100k_base, Llama 3, Qwen, o200k_base. Sources: the

@@ -375,8 +375,8 @@ sources' own: write smaller ones for a small machine.
 * values: learning rate of memory values over `lr`, where it falls from what to what.
 * schedule: with the last rate over the peak.
 * clip: the largest gradient norm, of memory values and all else apart or together
-  (`train.clip_values`). Apart is this project's way: only of MemoryFormer, which has Pythia's
-  optimizer, do we say that the source clips both together.
+  (`train.clip_values`). Apart is this project's default. MemoryFormer has Pythia's optimizer, which
+  clips both together.
 * tokens there: of the source's own run; a recipe never sets `tokens`.
 
 {table}

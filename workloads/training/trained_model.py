@@ -92,7 +92,8 @@ def load_trial(
     """
     path = checkpoints / name
     if not path.is_dir():
-        raise ValueError(f"{path}: not there; the trial has to finish first")
+        fix = "; the trial has to finish first" if name == checkpoint.FINAL else ""
+        raise ValueError(f"{path}: not there{fix}")
     try:
         checkpoint.verify(path)
     except checkpoint.DamagedError as error:

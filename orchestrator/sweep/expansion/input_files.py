@@ -13,8 +13,6 @@ from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 
 _CHUNK_BYTES = 2**20
-_HUB = "hf:"
-"""What `memscale data prepare` reads from the Hugging Face hub begins so."""
 _digests: dict[tuple[Path, int, int], str] = {}
 """Hashes by path, size and time of change: a sweep asks for the same file once per trial."""
 
@@ -204,12 +202,6 @@ def _missing(path: str, folder: Path, *, place: YamlNode, expected: str) -> Diag
     names = [p.name for p in beside.iterdir()] if beside.is_dir() else []
     close = difflib.get_close_matches(Path(path).name, names, n=1)
     guess = f"did you mean {Path(path).parent / close[0]}? It should be" if close else "expected:"
-    if path.startswith(_HUB):
-        return place.diagnostic(
-            f"{path} is a data set of the Hugging Face hub, which training does not read",
-            f"prepare its tokens: memscale data prepare {path} --tokenizer bpe:16384 --out tokens, "
-            "then {source: tokens, path: tokens}",
-        )
     kind = "no file matches" if glob.has_magic(path) else "no such file:"
     return place.diagnostic(
         f"{kind} {path} (looked beside the sweep file and in the current folder)",

@@ -104,7 +104,7 @@ def read_facts(
         if merged.first is None:
             merged.first = (
                 f"{path.name}:{line}: {fact.subject} has a second {fact.relation_name}, "
-                f"{fact.answers[0]} beside {known.answers[0]}"
+                f"{answers[len(known.answers)]} beside {known.answers[0]}"
             )
     if not facts and not problems.total:
         problems.add(path, None, "holds no facts", "give a file with at least one row")

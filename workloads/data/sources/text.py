@@ -40,10 +40,12 @@ class Config:
     """Which text, in which tokens."""
 
     FORMAT: ClassVar[str] = (
-        "JSON lines with a text field (.jsonl), plain UTF-8 text (.txt), each plain or .gz, or "
-        ".parquet, e.g.\n"
+        "JSON lines with a text field (.jsonl), plain UTF-8 text (.txt), each plain, .gz or .zst, "
+        "or .parquet, e.g.\n"
         '  {"text": "Warsaw is the capital of Poland. It lies on the Vistula."}\n'
-        '  {"text": "The Vistula is a river in Poland."}'
+        '  {"text": "The Vistula is a river in Poland."}\n'
+        "A data set of the Hugging Face hub is prepared first: memscale data prepare hf:OWNER/NAME "
+        "--tokenizer bpe:16384 --out tokens, then {source: tokens, path: tokens}"
     )
 
     FIELD_FORMATS: ClassVar[Mapping[str, str]] = {

@@ -9,8 +9,8 @@ output and the lse of the softmax only to know the weights and the mean gradient
 ones, the backward pass of each call is that of the joint softmax, exactly.
 
 The public attention function returns no lse, so torch's internal operations are called, those that
-it calls itself. `torch.compile` sees one operation: of the parts, dynamo (torch 2.11) made a break
-in the graph, gradients of zero and, from its cache, segmentation faults.
+it calls itself. `torch.compile` sees one operation: of an `autograd.Function` in its place, dynamo
+(torch 2.11) lost what the forward pass kept, and made gradients of zero without a word.
 """
 
 from collections.abc import Callable
@@ -84,15 +84,7 @@ def _forward(
     return _by_token(output), merged_lse
 
 
-def _fake(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    persistent_query: Tensor,
-    persistent_key: Tensor,
-    persistent_value: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+def _fake(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(query.dtype, torch.float32)
     return _by_token(torch.empty_like(value)), query.new_empty(query.shape[:3], dtype=dtype)
 
@@ -121,30 +113,15 @@ def _backward(
         causal=False,
     )
     persistent_k, persistent_v = (x[0].contiguous() for x in persistent)
-    of_tokens = [_by_token(x) for x in (q, k, v, _sequences(second, len(query)))]
-    return of_tokens[0], of_tokens[1], of_tokens[2], of_tokens[3], persistent_k, persistent_v
+    q, k, v, second = (_by_token(x) for x in (q, k, v, _sequences(second, len(query))))
+    return q, k, v, second, persistent_k, persistent_v
 
 
-def _fake_backward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    persistent_query: Tensor,
-    persistent_key: Tensor,
-    persistent_value: Tensor,
-    scale: float,
-    output: Tensor,
-    lse: Tensor,
-    grad: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    of_tokens = [_by_token(torch.empty_like(x)) for x in (query, key, value, persistent_query)]
+def _fake_backward(*arguments: Any) -> tuple[Tensor, ...]:
+    of_tokens, persistent = arguments[:4], arguments[4:6]
     return (
-        of_tokens[0],
-        of_tokens[1],
-        of_tokens[2],
-        of_tokens[3],
-        persistent_key.new_empty(persistent_key.shape),
-        persistent_value.new_empty(persistent_value.shape),
+        *(_by_token(torch.empty_like(x)) for x in of_tokens),
+        *(x.new_empty(x.shape) for x in persistent),
     )
 
 

@@ -21,7 +21,7 @@ Items = NDArray[np.void]
 Ids = NDArray[np.integer]
 
 MAX_THREADS = 8
-"""One gathers some 4e7 rows of 64 bytes a second from a large table, and writes 3e7."""
+"""Eight take 24 ms for 1e6 rows of 64 bytes in and back, with the bus (docs/benchmarks.md)."""
 _LEAST = 4096
 """Rows of one thread; for fewer it is not worth waking."""
 

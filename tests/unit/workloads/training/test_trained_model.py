@@ -52,6 +52,8 @@ def test_a_checkpoint_before_the_end_is_read_too(data, tmp_path):
     assert trained_model.load_trial(**sections, name="step-00000002").step == 2
     with pytest.raises(ValueError, match="final: not there; the trial has to finish first"):
         trained_model.load_trial(**sections)
+    with pytest.raises(ValueError, match="step-00000001: not there$"):
+        trained_model.load_trial(**sections, name="step-00000001")
 
 
 @pytest.mark.parametrize("module", [dense, memory_plus, moe], ids=lambda m: m.__name__[-5:])

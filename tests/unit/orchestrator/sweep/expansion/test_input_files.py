@@ -123,7 +123,7 @@ def test_a_folder_is_no_file(problems: Problems, tmp_path: Path) -> None:
     [
         ("{source: tokens, path: toks.bin}", r"data\.path: toks\.bin: \S*/toks\.bin is a file; expected: a folder"),
         ("{source: tokens, path: [begun]}", r"\S*/begun/manifest\.json is not there; expected: a folder"),
-        ("{source: text, path: 'hf:owner/name'}", "prepare its tokens: memscale data prepare hf:owner/name"),
+        ("{source: text, path: 'hf:owner/name'}", "prepared first: memscale data prepare hf:OWNER/NAME"),
     ],
 )  # fmt: skip
 def test_what_is_to_be_prepared_first_is_told(tmp_path: Path, data: str, told: str) -> None:

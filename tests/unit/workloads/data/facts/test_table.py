@@ -75,6 +75,23 @@ def test_rows_of_one_subject_and_relation_are_one_fact_with_several_answers(tmp_
     )
 
 
+def test_of_several_answers_the_one_that_is_new_is_told(tmp_path):
+    path = tmp_path / "f.jsonl"
+    rows = (["x"], ["x", "y"], ["y"])
+    path.write_text(
+        "".join(
+            json.dumps({"subject": "a", "relation": "r", "object": all_[0], "all_objects": all_})
+            + "\n"
+            for all_ in rows
+        )
+    )
+    (fact,), merged = read(path)
+    assert fact.answers == ("x", "y")
+    assert merged == MergedRows(
+        copies=1, other_answers=1, first="f.jsonl:2: a has a second r, y beside x"
+    )
+
+
 def test_columns_can_have_other_names(tmp_path):
     path = tmp_path / "f.tsv"
     path.write_text("who\tprop\twhat\na\tr\tx\n")
