@@ -16,7 +16,7 @@ from tests.unit.workloads.training.test_row_prefetch import (
 )
 from workloads.checkpoint import checkpoint
 from workloads.layers.memory.host_offload import empty_on_host
-from workloads.layers.memory.host_rows import HostRows, items_of
+from workloads.layers.memory.host_rows import gather, items_of, scatter
 from workloads.training.cuda_graph import CapturedStep, capture_if_possible
 from workloads.training.device import gpu_stream, numerics
 
@@ -41,12 +41,11 @@ def test_the_cpu_copies_rows_of_tables_that_a_gpu_maps(row, dtype):
     table.copy_(torch.randn(20_000, *row))
     ids = torch.randperm(20_000)[:9000].sort().values
     before, rows = table.cpu(), torch.zeros(9000, *row, dtype=dtype)
-    host = HostRows()
 
-    host.gather(items_of(table), ids.int().numpy(), items_of(rows))
+    gather([items_of(table)], ids.int().numpy(), [items_of(rows)])
     assert torch.equal(rows, before[ids])
 
-    host.scatter(items_of(rows + 1), ids.int().numpy(), items_of(table))
+    scatter([items_of(rows + 1)], ids.int().numpy(), [items_of(table)])
     before[ids] = rows + 1
     assert torch.equal(table.cpu(), before)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -46,13 +46,23 @@ def _plain(config: Any) -> dict[str, Any]:
     }
 
 
-def _spec(architecture: str, seed: int, *, ranks: int = 1) -> TrialSpec:
+def _spec(
+    architecture: str,
+    seed: int,
+    *,
+    ranks: int = 1,
+    memory_tables: Literal["device", "host"] = "device",
+) -> TrialSpec:
     model = import_module(f"workloads.architectures.{architecture}")
     data = import_module("workloads.data.sources.biographies").Config(
         n_people=60, style="compact", n_probe_people=20
     )
     train = import_module("workloads.training.config").TrainConfig(
-        tokens=STEPS * 256, batch_tokens=256, seq_len=32, lr=3.0e-3
+        tokens=STEPS * 256,
+        batch_tokens=256,
+        seq_len=32,
+        lr=3.0e-3,
+        table_optimizer="rowwise" if memory_tables == "host" else "adamw",
     )
     return TrialSpec(
         sweep="tiny",
@@ -60,18 +70,22 @@ def _spec(architecture: str, seed: int, *, ranks: int = 1) -> TrialSpec:
         model={"architecture": architecture, **_plain(model.Config(**model.PRESETS["d16"]))},
         train=_plain(train),
         seed=seed,
-        resources=Resources(gpus=0, ranks=ranks),
+        resources=Resources(gpus=0, ranks=ranks, memory_tables=memory_tables),
         logging=Logging(every_steps=1, evaluations=2, checkpoint_every_s=0.3),
     )
 
 
 class TinySweep:
-    """Three trials of a few seconds: one with a memory, one dense, one of two ranks."""
+    """Three trials of a few seconds: one with tables in host memory, one dense, one of two ranks."""
 
     def __init__(self, folder: Path) -> None:
         self.disk = SweepDir(folder / "tiny")
         self._controllers: list[subprocess.Popen[bytes]] = []
-        specs = [_spec("memory_plus", 0), _spec("dense", 0), _spec("dense", 1, ranks=2)]
+        specs = [
+            _spec("engram", 0, memory_tables="host"),
+            _spec("dense", 0),
+            _spec("dense", 1, ranks=2),
+        ]
         self.memory, self.dense, self.pair = [self.disk.trial(spec.trial_id) for spec in specs]
         for spec in specs:
             self.disk.trial(spec.trial_id).create(spec)

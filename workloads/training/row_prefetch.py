@@ -25,8 +25,9 @@ import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
+from workloads.layers.memory import host_rows
 from workloads.layers.memory.held_rows import HeldRows, distinct
-from workloads.layers.memory.host_rows import HostRows, Ids, items_of
+from workloads.layers.memory.host_rows import Ids, items_of
 from workloads.layers.memory.row_copies import take_rows
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.memory.token_reads import TokenReader
@@ -59,7 +60,6 @@ class RowPrefetch:
         """The batch whose rows are fetched."""
         # One thread, so that it takes fetches and writes in the order in which they are asked for.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="row-prefetch")
-        self._host = HostRows()
         self._fetching: Future[_Event] | None = None
         self._writing: Future[None] | None = None
         # The way back waits for a step to be done, which the way in must not.
@@ -111,9 +111,10 @@ class RowPrefetch:
         for copies in self._copies.values():
             copies.release()
         with self._way_back.after_this(self._device):
+            left = []
             for copies in self._copies.values():
                 copies.download()
-            left = self._way_back.event()
+                left.append(self._way_back.event())
         self._writing = self._thread.submit(self._write, left)
 
     def settle(self) -> None:
@@ -136,18 +137,19 @@ class RowPrefetch:
         """Gather the rows that are found, and queue their way in; return when they are there."""
         if found is not None:
             found.synchronize()
-        for copies in self._copies.values():
-            copies.gather(self._host)
         with self._way_in.alone():
             for copies in self._copies.values():
+                # The bus has the rows of one table while threads gather those of the next.
+                copies.gather()
                 copies.upload()
             return self._way_in.event()
 
-    def _write(self, left: "_Event") -> None:
-        if left is not None:
-            left.synchronize()
-        for copies in self._copies.values():
-            copies.scatter(self._host)
+    def _write(self, left: "Sequence[_Event]") -> None:
+        """Scatter the rows of every table, while those of the next one come."""
+        for copies, there in zip(self._copies.values(), left, strict=True):
+            if there is not None:
+                there.synchronize()
+            copies.scatter()
 
     @property
     def _device(self) -> torch.device:
@@ -212,11 +214,13 @@ class _TableCopies:
         self._ids["next"].copy_(distinct(ids, n_rows=n_rows, room=room))
         self._host_ids["next"].copy_(self._ids["next"], non_blocking=True)
 
-    def gather(self, host: HostRows) -> None:
+    def gather(self) -> None:
         """Copy those rows to the block that goes in."""
-        ids = self._named("next")
-        for name, rows in self._in.items():
-            host.gather(items_of(self._home[name]), ids, items_of(rows))
+        host_rows.gather(
+            [items_of(self._home[name]) for name in self._in],
+            self._named("next"),
+            [items_of(rows) for rows in self._in.values()],
+        )
 
     def upload(self) -> None:
         """Queue the copy of that block to the next step's rows."""
@@ -253,16 +257,20 @@ class _TableCopies:
         """Queue the copy of those rows to the block that comes back."""
         _copy(self._last, self._back, len(self._named("last")))
 
-    def scatter(self, host: HostRows) -> None:
+    def scatter(self) -> None:
         """Write that block into the table."""
-        ids = self._named("last")
-        for name, rows in self._back.items():
-            host.scatter(items_of(rows), ids, items_of(self._home[name]))
+        host_rows.scatter(
+            [items_of(rows) for rows in self._back.values()],
+            self._named("last"),
+            [items_of(self._home[name]) for name in self._back],
+        )
 
     def _named(self, which: str) -> Ids:
         """Return the ids, as the host has them, that name a row."""
         ids: Ids = self._host_ids[which].numpy()
-        return ids[: np.searchsorted(ids, len(self.table.weight))]
+        # Of the ids' own type, or all of them would be converted.
+        end = np.asarray(len(self.table.weight), dtype=ids.dtype)
+        return ids[: np.searchsorted(ids, end)]
 
     def _allocate(self, n_reads: int) -> None:
         n_rows = len(self.table.weight)

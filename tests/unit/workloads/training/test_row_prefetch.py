@@ -15,7 +15,7 @@ from orchestrator.sweep import registry
 from tests.unit.workloads.training.test_table_optimizer import Recorder, job_in
 from workloads.checkpoint import checkpoint
 from workloads.distributed.mesh import Mesh
-from workloads.layers.memory.host_rows import HostRows
+from workloads.layers.memory import host_rows
 from workloads.layers.memory.table import MemoryTable, TableComponent
 from workloads.layers.memory.token_reads import token_readers
 from workloads.layers.modules.init import initialise
@@ -186,7 +186,7 @@ def test_what_fails_beside_a_step_ends_the_next_one(way, monkeypatch):
         raise RuntimeError(way)
 
     step = step_of(model_of("engram", "host"))
-    monkeypatch.setattr(HostRows, way, fail)
+    monkeypatch.setattr(host_rows, way, fail)
 
     with pytest.raises(RuntimeError, match=way):
         trained(step)
