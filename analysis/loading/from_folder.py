@@ -61,7 +61,7 @@ def _read_trial(trial: TrialDir, sweep: str, reading: Reading) -> None:
         seed=spec.seed,
         settings=flat_settings(spec),
         accounting=spec.accounting,
-        metrics={**last, **result.get("metrics", {}), **trial.evaluation_metrics()},
+        metrics={**last, **result.get("metrics", {})},
         not_causal=spec.not_causal,
     )
     attempts = trial.attempts()

@@ -24,7 +24,7 @@ Tokenizer = Annotated[
     str | None,
     typer.Option(
         help="bpe:SIZE trains one on the text. Or a file: tokenizer.json, SentencePiece's "
-        ".model, tiktoken's."
+        ".model, tiktoken's (of a vocabulary of its own with FILE.json beside it)."
     ),
 ]
 TextField = Annotated[

@@ -373,6 +373,7 @@ def trial_status(
         "wait": wait,
         "outcome": Outcome(ends[-1]["outcome"]) if ends else None,
         "reason": ends[-1]["reason"] if ends else "",
+        "benchmarks": _benchmarks({}, spec),
     }
     if state is TrialState.DONE:
         result = trial.result or {}
@@ -380,7 +381,7 @@ def trial_status(
         base |= {
             "step": result.get("steps"),
             "loss": metrics.get("valid/loss", metrics.get("train/loss")),
-            "benchmarks": _benchmarks(metrics),
+            "benchmarks": _benchmarks(metrics, spec),
         }
     elif state is TrialState.RUNNING and fresh:
         base |= {
@@ -392,8 +393,12 @@ def trial_status(
     return TrialStatus(**base)
 
 
-def _benchmarks(metrics: Mapping[str, float]) -> str:
+def _benchmarks(metrics: Mapping[str, float], spec: TrialSpec) -> str:
     """Return a phrase about the benchmarks that were asked during training; empty without any."""
+    skipped = None if spec.evaluation is None else spec.evaluation.skipped
+    if skipped is not None:
+        asked_since = any(name.startswith("eval/") for name in metrics)
+        return "" if asked_since else f"benchmarks skipped: {skipped}"
     train_s, seconds = metrics.get("time/train_s"), metrics.get("time/benchmarks_s")
     if not train_s or seconds is None:
         return ""

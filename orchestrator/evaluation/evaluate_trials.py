@@ -106,6 +106,7 @@ def evaluate_trial(
     Raises:
         UsageError: If the trial has no final weights, or its data no tokenizer for text.
     """
+    trial.complete_result()
     known = {} if again else trial.evaluations()
     open_suites = []
     for one in suites:

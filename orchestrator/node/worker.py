@@ -112,7 +112,7 @@ def benchmarks(request: RankRequest, spec: TrialSpec) -> Any:
         ValueError: If a suite, or a file of one, is not there.
     """
     schedule = spec.evaluation
-    if schedule is None or schedule.rows is None:
+    if schedule is None or schedule.rows is None or schedule.skipped is not None:
         return None
     steps = spec.steps
 

@@ -6,7 +6,7 @@ The cost of an evaluation is counted in forward passes over its tokens, as the t
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ from orchestrator.sweep import registry
 
 FOLDER_VARIABLE = "MEMSCALE_BENCHMARKS"
 MOST_SHARE = 0.05
-"""Of the training time that evaluations may take, where the sweep file does not set the rows."""
+"""Of the training time that evaluations may take, where the sweep file does not set the rows:
+`evaluation.most_share` where the file sets neither it nor the rows."""
 ROWS = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 """Among which the rows of each task are chosen, so that a slightly different sweep has the same."""
 READ_COST, GENERATED_COST = 1.5, 20.0
@@ -36,11 +37,13 @@ class EvaluationCost:
     schedule: EvaluationSchedule
     """With an absolute folder, and rows."""
     share: float
-    """Of the training time of the trial for which they are most expensive."""
+    """Of the training time of the trial for which they are most expensive, of those asked."""
     of: str
     """The architecture and preset of that trial."""
-    chosen: bool
-    """Whether the rows were chosen here."""
+    n_trials: int
+    """How many trials the file makes."""
+    skipped: Mapping[str, str]
+    """Trial id -> why it is not asked during training; the dearest one comes first."""
 
     def __str__(self) -> str:
         """Say what is asked, when, and what it costs."""
@@ -50,9 +53,16 @@ class EvaluationCost:
         what = ", ".join(
             [*schedule.suites, *([Path(schedule.questions).name] if schedule.questions else [])]
         )
-        text = (
-            f"evaluation: {what} at {at} of the training, {rows}; "
-            f"about {100 * self.share:.2g} % of the training time of {self.of}, less of larger ones"
+        text = f"evaluation: {what} at {at} of the training, {rows}"
+        if self.skipped:
+            trial_id, why = next(iter(self.skipped.items()))
+            some = f"{len(self.skipped):,} of {self.n_trials:,} trials"
+            text += f"; skipped in {some}, such as {trial_id}: {why}"
+        if len(self.skipped) == self.n_trials:
+            return text
+        text += (
+            f"; about {100 * self.share:.2g} % of the training time of {self.of}, "
+            "less of larger ones"
         )
         if schedule.most_share is not None:
             text += f"; stopped at {100 * schedule.most_share:.2g} %"
@@ -86,11 +96,15 @@ def with_schedule(
         schedule: _cost(schedule, [trial for trial in trials if trial.spec.evaluation == schedule])
         for schedule in schedules
     }
-    planned = [
-        spec if spec.evaluation is None else spec.with_evaluation(costs[spec.evaluation].schedule)
-        for spec in specs
-    ]
-    return planned, list(costs.values())
+
+    def planned(spec: TrialSpec) -> TrialSpec:
+        if spec.evaluation is None:
+            return spec
+        cost = costs[spec.evaluation]
+        skipped = cost.skipped.get(spec.trial_id)
+        return spec.with_evaluation(dataclasses.replace(cost.schedule, skipped=skipped))
+
+    return [planned(spec) for spec in specs], list(costs.values())
 
 
 def _cost(schedule: EvaluationSchedule, trials: Sequence[PricedTraining]) -> EvaluationCost:
@@ -109,15 +123,27 @@ def _cost(schedule: EvaluationSchedule, trials: Sequence[PricedTraining]) -> Eva
         times = len(schedule.steps(int(trial.spec.accounting["steps"])))
         return times * _share(asked, rows, trial)
 
-    rows = schedule.rows
+    rows, most_share = schedule.rows, schedule.most_share
+    skipped: dict[str, str] = {}
     if rows is None:
-        most = max(one.most_rows for one in asked)
-        fitting = (n for n in ROWS if all(share(n, one) <= MOST_SHARE for one in trials))
-        rows = min(most, max(fitting, default=ROWS[0]))
-    dearest = max(trials, key=lambda one: share(rows, one))
-    most_share = schedule.most_share
-    if schedule.rows is None and rows > ROWS[0]:
         most_share = most_share or MOST_SHARE
+        fewest = min(ROWS[0], max(one.most_rows for one in asked))
+        shares = {one.spec.trial_id: share(fewest, one) for one in trials}
+        short = [one for one in trials if shares[one.spec.trial_id] > most_share]
+        for one in sorted(short, key=lambda one: -shares[one.spec.trial_id]):
+            name = one.spec.trial_id
+            skipped[name] = _why_skipped(shares[name], most_share, rows=fewest, trial=one)
+        rows = _fitting_rows(
+            [one for one in trials if one.spec.trial_id not in skipped],
+            share,
+            at_most=min(most_share, MOST_SHARE),
+            fewest=fewest,
+            most=max(one.most_rows for one in asked),
+        )
+    dearest = max(
+        [one for one in trials if one.spec.trial_id not in skipped] or trials,
+        key=lambda one: share(rows, one),
+    )
     return EvaluationCost(
         schedule=dataclasses.replace(
             schedule,
@@ -128,7 +154,37 @@ def _cost(schedule: EvaluationSchedule, trials: Sequence[PricedTraining]) -> Eva
         ),
         share=share(rows, dearest),
         of=f"{dearest.spec.architecture} {dearest.spec.preset or ''}".rstrip(),
-        chosen=schedule.rows is None,
+        n_trials=len(trials),
+        skipped=skipped,
+    )
+
+
+def _fitting_rows(
+    trials: Sequence[PricedTraining],
+    share: Callable[[int, PricedTraining], float],
+    *,
+    at_most: float,
+    fewest: int,
+    most: int,
+) -> int:
+    """Return the most rows of each task that fit into a share of every training."""
+    if not trials:
+        return fewest
+    fitting = (n for n in ROWS if all(share(n, one) <= at_most for one in trials))
+    return min(most, max(fitting, default=fewest))
+
+
+def _why_skipped(share: float, most_share: float, *, rows: int, trial: PricedTraining) -> str:
+    """Return why a trial is not asked, and what to do about it."""
+    percent = f"{100 * most_share:.2g} %"
+    if trial.seconds > 0:
+        limit = f"{percent} of the training is {most_share * trial.seconds:.2g} s"
+        takes = f"{share * trial.seconds:.2g} s"
+    else:
+        limit, takes = f"the limit is {percent}", f"{100 * share:.2g} % of the training time"
+    return (
+        f"{rows} rows of each task would take {takes}, and {limit}; set evaluation.rows, raise "
+        "evaluation.most_share, or ask the trained models with memscale evaluate"
     )
 
 

@@ -3,6 +3,7 @@
     runs/<sweep>/
       sweep.yaml                   the file as last submitted; of several files all of them
       sweep.inputs.json            its input files: where they lay, what they held
+      sweep.hub_commits.json       its data sets of the hub: source as written -> commit
       submissions/0001.json        when, by whom, which trials it asked for, how to run them
       specs.jsonl                  specs of trials that have not started (unstarted_specs.py)
       submit.lock                  flocked by `memscale submit` while it writes all these
@@ -36,9 +37,11 @@
           error.json               the rank that failed: kind, message, traceback, step
           end.json                 controller: outcome, reason, exit codes
         checkpoints/step-00000120/ complete when it has this name; half-written ones are .tmp-*
-        result.json                rank 0, once, when the last step and the last evaluation are done
+        result.json                rank 0, when the last step and the last evaluation are done;
+                                   `memscale evaluate` adds metrics
         evaluation.json            rank 0, memscale evaluate: suite -> when, on which data, metrics
                                    of the trained model; `earlier`: suite -> step -> the same
+        evaluation.lock            flocked by whoever adds an evaluation to these two
         table_reads/               memscale evaluate --table-reads: reads of every row, statistics
                                    of every table, a figure
         tracking.json              exporter: run id and offsets per tracking URI

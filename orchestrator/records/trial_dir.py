@@ -3,10 +3,11 @@
 `sweep_dir` says what each file holds.
 """
 
+import fcntl
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,14 @@ class TrialDir:
         return attempt
 
     def result(self) -> dict[str, Any] | None:
-        """Return result.json, None until the trial is done."""
-        return read_record(self.path / "result.json")
+        """Return result.json, None until the trial is done.
+
+        Its metrics are also those of evaluations since then that are not in the file: a killed
+        `memscale evaluate` left them out, or an earlier version, which kept them apart.
+        """
+        record = read_record(self.path / "result.json")
+        later = {} if record is None else self.evaluation_metrics()
+        return {**record, "metrics": {**record["metrics"], **later}} if record and later else record
 
     def evaluations(self) -> dict[str, Any]:
         """Return suite -> record of `memscale evaluate`, empty before the first."""
@@ -153,7 +160,9 @@ class TrialDir:
         final: bool = True,
         files: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Keep the record of a suite, in the place of an older one.
+        """Keep the record of a suite, in the place of an older one, and its metrics in the result.
+
+        Whoever is killed in between loses nothing: `result` adds what the file lacks.
 
         Args:
             suite: Its name.
@@ -165,16 +174,39 @@ class TrialDir:
         for name, content in (files or {}).items():
             (self.path / name).parent.mkdir(exist_ok=True)
             write_bytes(self.path / name, content)
-        known = read_json(self.path / "evaluation.json") or {}
-        suites, earlier = dict(known.get("suites", {})), dict(known.get("earlier", {}))
-        if final:
-            suites[suite] = dict(record)
-        else:
-            earlier[suite] = {**earlier.get(suite, {}), str(record["step"]): dict(record)}
-        write_json(
-            self.path / "evaluation.json",
-            {"suites": suites, **({"earlier": earlier} if earlier else {})},
-        )
+        with self._evaluation_lock():
+            known = read_json(self.path / "evaluation.json") or {}
+            suites, earlier = dict(known.get("suites", {})), dict(known.get("earlier", {}))
+            if final:
+                suites[suite] = dict(record)
+            else:
+                earlier[suite] = {**earlier.get(suite, {}), str(record["step"]): dict(record)}
+            write_json(
+                self.path / "evaluation.json",
+                {"suites": suites, **({"earlier": earlier} if earlier else {})},
+            )
+            self._complete_result()
+
+    def complete_result(self) -> None:
+        """Write into result.json what evaluations measured and a killed one did not write there."""
+        if self.result() != read_record(self.path / "result.json"):
+            with self._evaluation_lock():
+                self._complete_result()
+
+    def _complete_result(self) -> None:
+        complete = self.result()
+        if complete is not None and complete != read_record(self.path / "result.json"):
+            write_json(self.path / "result.json", complete)
+
+    @contextmanager
+    def _evaluation_lock(self) -> Iterator[None]:
+        """Hold the right to add evaluations; a killed holder lets go of it."""
+        lock = os.open(self.path / "evaluation.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held for milliseconds
+            yield
+        finally:
+            os.close(lock)
 
     def evaluation_metrics(self) -> dict[str, float]:
         """Return the metrics of all suites by name: `eval/piqa/acc`, `eval/piqa/acc_stderr`."""

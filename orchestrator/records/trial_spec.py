@@ -178,7 +178,9 @@ class EvaluationSchedule:
     (`orchestrator/planning/evaluation_cost.py`)."""
     most_share: PositiveFloat | None = None
     """Of the training's time, after which evaluations during training stop. None: 0.05 where the
-    rows are chosen by planning and are more than the fewest, else no limit."""
+    rows are chosen by planning, else no limit."""
+    skipped: str | None = None
+    """Why planning leaves it out of a training that is too short for it; None: it does not."""
 
     def __post_init__(self) -> None:
         check_fields(self)

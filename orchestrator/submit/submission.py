@@ -28,7 +28,7 @@ from orchestrator.records.sweep_dir import SweepDir, sweep_dir
 from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.submit.stop_signals import stop_signals
-from orchestrator.sweep.expansion import recorded_inputs
+from orchestrator.sweep.expansion import hub_commits, recorded_inputs
 from orchestrator.sweep.matching import step_time
 from orchestrator.sweep.parsing import discovery
 from orchestrator.tracking.exporter_process import DrainResult, exporting
@@ -224,6 +224,8 @@ class Submission:
         recorded_inputs.write(path, labels, sweep.inputs)
         if sweep.step_times:
             step_time.write(path.with_name("sweep.step_times.json"), sweep.step_times)
+        if sweep.hub_commits:
+            hub_commits.write(path, sweep.hub_commits)
 
 
 def run_recorded(

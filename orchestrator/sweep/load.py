@@ -18,6 +18,7 @@ from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Entry
 from orchestrator.sweep.expansion import recorded_inputs, resolve
 from orchestrator.sweep.expansion.entries import read_entry
 from orchestrator.sweep.expansion.header import Header, read_header
+from orchestrator.sweep.expansion.hub_commits import HubCommits
 from orchestrator.sweep.expansion.recorded_inputs import RecordedInput
 from orchestrator.sweep.expansion.resolve import ResolvedTrial
 from orchestrator.sweep.expansion.sections import Sections, Workloads, section_classes
@@ -50,6 +51,8 @@ class Sweep:
     """Trial id -> what `match` chose for it."""
     step_times: Mapping[str, Any] = field(default_factory=dict)
     """The measured step times that the trials rest on (`sweep/matching/step_time.py`)."""
+    hub_commits: Mapping[str, str] = field(default_factory=dict)
+    """Data sets of the Hugging Face hub as written -> the commits that the trials read."""
     inputs: tuple[Mapping[str, RecordedInput], ...] = ()
     """Of each file: its input files, by path as written."""
 
@@ -104,6 +107,7 @@ def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry)
             if trial.configuration_id in file.matched
         },
         step_times={key: answer for file in files for key, answer in file.step_times.items()},
+        hub_commits={text: commit for file in files for text, commit in file.hub_commits.items()},
         inputs=tuple(file.inputs for file in files),
     )
 
@@ -127,6 +131,7 @@ class _File:
         self.waits = False
         """Whether trials are left out until their step times are measured."""
         self.step_times: dict[str, Any] = {}
+        self.hub_commits: dict[str, str] = {}
         self.inputs: dict[str, RecordedInput] = {}
         self.warnings: list[str] = []
         self._broken: list[Entry] = []
@@ -152,6 +157,7 @@ class _File:
             return
         header, file = self.header, self.source.file
         self.drafts = [draft for entry in self.entries for draft in entry.drafts(header.base)]
+        pinned = HubCommits(file, sweep, lambda: workloads.hub())
         self._sections = sections = Sections(
             header.base,
             where=header.where,
@@ -159,6 +165,7 @@ class _File:
             folder=file.parent,
             workloads=workloads,
             recorded=recorded_inputs.read(file, self.source.label),
+            hub_commits=pinned,
         )
         self._sweep = sweep
         self.diagnostics.add(sections.single_values(header.base, unknown_keys=True))
@@ -166,6 +173,7 @@ class _File:
             for settings in entry.written():
                 self.diagnostics.add(sections.single_values(settings, unknown_keys=False))
         self.resolve()
+        self.hub_commits = pinned.used
         self.warnings = [f"{file}:{warning}" for warning in sections.warnings]
 
     def resolve(self, timer: Timer | None = None) -> None:

@@ -56,6 +56,11 @@ def data_preparation() -> ModuleType:
     return importlib.import_module("workloads.data.preparation.prepare")
 
 
+def hub() -> ModuleType:
+    """Return workloads.data.preparation.hugging_face: data sets of the hub, by name and commit."""
+    return importlib.import_module("workloads.data.preparation.hugging_face")
+
+
 def pretrained(folder: Path) -> Any:
     """Return what a folder in Hugging Face's or Meta's format holds, without its weights.
 

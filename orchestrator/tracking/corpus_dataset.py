@@ -11,6 +11,7 @@ MAX_DIGEST = 36
 """Characters of a digest that MLflow takes."""
 NO_CORPUS = frozenset({"tokenizer", "templates"})
 """Fields that name files which are read, but not learnt from."""
+_HUB = "hf:"
 CONTEXTS = {"valid_path": "validation"}
 """What a field's text is for, where that is not training."""
 
@@ -23,7 +24,8 @@ class CorpusDataset:
     digest: str
     """Beginning of the SHA-256 of files' content, or of the recipe of generated text."""
     source_type: str
-    """`local` for files, `code` for generated text: kinds of `mlflow.data`."""
+    """`local` for files, `hugging_face` for the hub, `code` for generated text: kinds of
+    `mlflow.data`."""
     source: str
     """JSON: where it lies, or the recipe."""
     profile: str
@@ -55,12 +57,17 @@ def trial_datasets(spec: TrialSpec) -> tuple[CorpusDataset, ...]:
 def _of_files(spec: TrialSpec, field: str) -> CorpusDataset:
     written = spec.data[field]
     paths = [written] if isinstance(written, str) else list(written)
-    common = paths[0] if len(paths) == 1 else os.path.commonpath(paths)
+    remote = [path for path in paths if path.startswith(_HUB)]
+    if remote:
+        named = remote[0].removeprefix(_HUB).removeprefix("//").removeprefix("datasets/")
+        common = "/".join(named.split("@")[0].split("/")[:2])
+    else:
+        common = paths[0] if len(paths) == 1 else os.path.commonpath(paths)
     return CorpusDataset(
         name=Path(common).name or str(spec.data["source"]),
         digest=spec.data_sha256[field][:MAX_DIGEST],
-        source_type="local",
-        source=canonical_json({"uri": common}),
+        source_type="hugging_face" if remote else "local",
+        source=canonical_json({"path": common} if remote else {"uri": common}),
         # Settings are no part of it: MLflow keeps one data set of each name and digest.
         profile=canonical_json({"paths": paths, "sha256": spec.data_sha256[field]}),
         context=CONTEXTS.get(field, "training"),

@@ -207,12 +207,13 @@ class TrialSync(_RunSync[TrialProgress]):
                 self.keep(offsets={**self.kept.offsets, number: batch.offset}, marks=batch.marks)
 
     def sync_final_metrics(self) -> None:
-        """Make the last values those of result.json."""
+        """Make the last values those of result.json; `sync_evaluation` those of evaluations."""
         if self.kept.finals:
             return
         result = self._trial.result() or {}
+        evaluated = self._trial.evaluation_metrics()
         points = final_points(
-            result["metrics"],
+            {name: value for name, value in result["metrics"].items() if name not in evaluated},
             step=int(result["steps"]),
             t=round(float(result["finished_at"]) * 1000),
             marks=self.kept.marks,
@@ -222,17 +223,22 @@ class TrialSync(_RunSync[TrialProgress]):
 
     def sync_evaluation(self) -> None:
         """Send the metrics of suites that were evaluated since."""
-        result = self._trial.result() or {}
-        # What training measured itself is in the journal.
-        known = result.get("metrics", {})
         found = self._trial.evaluation_metrics()
-        metrics = {name: value for name, value in found.items() if known.get(name) != value}
-        digest = sync_state.digest(metrics)
-        if not metrics or digest == self.kept.evaluation:
+        if not found:
             return
+        result = self._trial.result() or {}
         times = [float(one["finished_at"]) for one in self._trial.evaluations().values()]
         step = int(result["steps"])
-        points = final_points(metrics, step=step, t=round(max(times) * 1000), marks={})
+        points = final_points(
+            found,
+            step=step,
+            t=round(max(times) * 1000),
+            # What training measured itself is in the journal, at the last step.
+            marks={key: mark for key, mark in self.kept.marks.items() if mark.step == step},
+        )
+        digest = sync_state.digest({point.key: point.value for point in points})
+        if not points or digest == self.kept.evaluation:
+            return
         self.send_points(points)
         self.keep(evaluation=digest)
 

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from workloads.data.readers.problems import NetworkError
+
 _LOCK_POLL_S = 0.2
 _LOG_WAITING_S = 60.0
 
@@ -61,7 +63,8 @@ def cached_folder(
             _flush(scratch)
             scratch.rename(folder)
         except BaseException as error:
-            if not resumable or isinstance(error, ValueError):
+            wrong_data = isinstance(error, ValueError) and not isinstance(error, NetworkError)
+            if not resumable or wrong_data:
                 shutil.rmtree(scratch, ignore_errors=True)
             raise
     return folder

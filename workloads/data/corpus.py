@@ -7,10 +7,12 @@ whose fields are the keys of `data:` in a sweep file, with
                         for error messages
     FIELD_FORMATS       class variable, optional: field name -> the same, for fields that name other
                         kinds of files
+    HUB_FIELDS          class variable, optional: fields that may name data sets of the hub (`hf:…`)
     vocab_size          token ids the model must know, known without preparing anything
     files()             dict field name -> Path, or tuple of Paths, of the input files; patterns are
                         expanded, and stay as they are without a match. Their content is part of a
-                        trial's identity
+                        trial's identity. Data sets of the hub are a HubSource (`hugging_face.py`),
+                        whose commit stands for the content
     tokens_per_epoch()  predicted tokens of one pass over the corpus, or None when unknown before
                         preparing
     check(log)          reads the files without tokenising; raises DataError (`problems.py`), one

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.cache import content_sha256
+from workloads.data.preparation.hugging_face import HubSource
 from workloads.data.readers.problems import DataError
 
 WHAT_TO_DO = "restore it, or submit again (which makes other trials)"
 
 
 def require_unchanged(
-    named: Mapping[str, Path | tuple[Path, ...]], sha256: Mapping[str, str], cache: Path
+    named: Mapping[str, Path | tuple[Path | HubSource, ...]], sha256: Mapping[str, str], cache: Path
 ) -> None:
     """Compare files with the hashes in the trial's identity.
 
@@ -31,13 +32,13 @@ def require_unchanged(
     for field, expected in sha256.items():
         files = named[field]
         paths = files if isinstance(files, tuple) else (files,)
-        gone = [path for path in paths if not path.is_file()]
+        gone = [path for path in paths if isinstance(path, Path) and not path.is_file()]
         if gone:
             problems += [
                 f"data.{field}: {path} is gone since this trial was submitted; {WHAT_TO_DO}"
                 for path in gone
             ]
-        elif combined([content_sha256(path, cache) for path in paths]) != expected:
+        elif combined([input_sha256(path, cache) for path in paths]) != expected:
             several = len(paths) > 1
             what = f"one of {len(paths)} files ({paths[0]} …)" if several else str(paths[0])
             problems.append(
@@ -61,6 +62,11 @@ def require_still(before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         raise DataError(
             [f"data.{field}: changed while it was read; {WHAT_TO_DO}" for field in changed]
         )
+
+
+def input_sha256(source: Path | HubSource, cache: Path) -> str:
+    """Return the hash of a file, or of the name that a data set of the hub has at its commit."""
+    return source.sha256 if isinstance(source, HubSource) else content_sha256(source, cache)
 
 
 def combined(digests: list[str]) -> str:

@@ -1,12 +1,17 @@
 """Reader of tiktoken's vocabulary files, as byte-level BPE of the `tokenizers` package.
 
 A file has a line per token: its bytes in base64, and its rank. Neither the pattern that cuts text
-into words nor the special tokens are in it: both follow from the published vocabulary, which is
-known by its size.
+into words nor the special tokens are in it. Of published vocabularies both are known by the size;
+of any other, `FILE.json` beside the file says them by tiktoken's own names:
+
+    {"pat_str": "cl100k_base", "special_tokens": {"<|endoftext|>": 50000}}
+
+`pat_str` is a regular expression, or the name of an encoding that has it (`PATTERNS`).
 """
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +43,13 @@ class PublishedVocabulary:
     separator_id: int
 
 
+PATTERNS = {
+    "r50k_base": _GPT2,
+    "p50k_base": _GPT2,
+    "cl100k_base": _WORDS + "{1,3}" + _REST,
+    "o200k_base": _CASED,
+}
+"""By the names that tiktoken has for its encodings."""
 PUBLISHED = {
     50_256: PublishedVocabulary(_GPT2, "<|endoftext|>", 50_256),
     50_280: PublishedVocabulary(_GPT2, "<|endoftext|>", 50_256),  # ranks leave 50,256 out
@@ -48,6 +60,8 @@ PUBLISHED = {
 }
 """By number of tokens: r50k_base, p50k_base, cl100k_base, Llama 3, Qwen, o200k_base. Sources: the
 pages of tiktoken, of Llama 3 and of Qwen."""
+_MOST_SPECIAL = 1 << 16
+"""Ids after the last token that special tokens may have."""
 
 
 def is_tiktoken(path: Path) -> bool:
@@ -56,31 +70,159 @@ def is_tiktoken(path: Path) -> bool:
         return _LINE.fullmatch(file.readline(1_000)) is not None
 
 
+def tokenizer_files(path: Path) -> tuple[Path, ...]:
+    """Return a tokenizer's file, of any kind, and the one beside it that says how text is cut."""
+    beside = _settings_file(path)
+    if beside.is_file() and path.is_file() and is_tiktoken(path):
+        return path, beside
+    return (path,)
+
+
+def _settings_file(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _pattern_and_special_tokens(
+    path: Path, ranks: Mapping[bytes, int]
+) -> tuple[str, dict[str, int]]:
+    """Return what is not in the file.
+
+    Raises:
+        DataError: If nobody says it, or something that cannot be.
+    """
+    beside, known = _settings_file(path), PUBLISHED.get(len(ranks))
+    if not beside.is_file():
+        if known is not None:
+            return known.pattern, {known.separator: known.separator_id}
+        sizes = ", ".join(f"{size:,}" for size in PUBLISHED)
+        example = {
+            "pat_str": "cl100k_base",
+            "special_tokens": {"<|endoftext|>": 1 + max(ranks.values(), default=-1)},
+        }
+        raise DataError(
+            [
+                f"{path}: has {len(ranks):,} tokens, and the published vocabularies have {sizes}; "
+                f"write into {beside.name} beside it how text is cut (a regular expression, or "
+                f"{', '.join(PATTERNS)}) and the special tokens: {json.dumps(example)}"
+            ]
+        )
+    try:
+        settings = json.loads(beside.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError([f"{beside}: is not JSON ({error}); correct it"]) from error
+    if not isinstance(settings, dict) or set(settings) != {"pat_str", "special_tokens"}:
+        raise DataError([f"{beside}: must hold pat_str and special_tokens, and nothing else"])
+    pattern, special = settings["pat_str"], settings["special_tokens"]
+    if not isinstance(pattern, str) or not pattern:
+        names = ", ".join(PATTERNS)
+        raise DataError([f"{beside}: pat_str: must be a regular expression, or one of {names}"])
+    most = max(ranks.values(), default=0) + _MOST_SPECIAL
+    numbers: list[Any] = list(special.values()) if isinstance(special, dict) else [None]
+    if not all(type(n) is int and 0 <= n <= most for n in numbers) or "" in special:
+        raise DataError(
+            [f"{beside}: special_tokens: must map the text of each token to its id, at most {most}"]
+        )
+    known_ids = set(ranks.values())
+    taken = next((n for n in numbers if n in known_ids or numbers.count(n) > 1), None)
+    if taken is not None:
+        raise DataError(
+            [f"{beside}: special_tokens: id {taken} is also that of another token; correct it"]
+        )
+    return PATTERNS.get(pattern) or _as_tokenizers_reads_it(pattern, beside), special
+
+
+_QUANTIFIER = re.compile(r"\{\d*(?:,\d*)?\}")
+_FLAGS = re.compile(r"\(\?([a-zA-Z]*-?[a-zA-Z]*)[:)]")
+
+
+def _as_tokenizers_reads_it(pattern: str, beside: Path) -> str:
+    r"""Return a pattern of tiktoken in the dialect of `tokenizers`, which is Oniguruma's.
+
+    There `^` and `$` match at every line, and `x{1,3}+` repeats `x{1,3}` instead of keeping what it
+    took; `(?m)` is the flag that tiktoken's dialect calls `(?s)`.
+
+    Raises:
+        DataError: If it has other flags than `i`, or a bracket without its other half.
+    """
+    out: list[str] = []
+    groups: list[int] = []
+    last = at = 0  # where the last atom begins in `out`; where `pattern` is read
+    while at < len(pattern):
+        char, size = pattern[at], 1
+        quantifier = _QUANTIFIER.match(pattern, at)
+        if quantifier is not None and out:
+            size = len(quantifier[0])
+            out.append(quantifier[0])
+            if pattern.startswith("+", at + size):
+                out[last:] = ["(?>", *out[last:], ")"]
+                size += 1
+        elif char in "*+?|":
+            out.append(char)
+        elif char == "(":
+            flags = _FLAGS.match(pattern, at)
+            if flags is not None and set(flags[1]) - set("i-"):
+                raise DataError(
+                    [f"{beside}: pat_str: {flags[0]} at character {at + 1}: only (?i: is read here"]
+                )
+            size = 2 if pattern.startswith("(?", at) else 1
+            groups.append(len(out))
+            out.append(pattern[at : at + size])
+        elif char == ")":
+            if not groups:
+                raise DataError([f"{beside}: pat_str: ) at character {at + 1} has no ("])
+            last = groups.pop()
+            out.append(char)
+        else:
+            last = len(out)
+            size = _atom_size(pattern, at)
+            out.append({"^": r"\A", "$": r"\z"}.get(char, pattern[at : at + size]))
+        at += size
+    return "".join(out)
+
+
+def _atom_size(pattern: str, at: int) -> int:
+    """Return how many characters a literal, an escape or a character class takes."""
+    if pattern[at] == "\\":
+        named = re.compile(r"\\[pPxu]\{[^}]*\}").match(pattern, at)
+        return len(named[0]) if named else 2
+    if pattern[at] != "[":
+        return 1
+    end = at + 1 + pattern.startswith("^", at + 1)
+    end += pattern.startswith("]", end)  # a literal one
+    while end < len(pattern) and pattern[end] != "]":
+        end += _atom_size(pattern, end)
+    return end + 1 - at
+
+
 def tiktoken_tokenizer(path: Path) -> Any:
     """Return a `tokenizers.Tokenizer` with the same ids.
 
     Raises:
-        DataError: If a line is damaged or the vocabulary is none of the published ones.
+        DataError: If a line is damaged, or nobody says how text is cut.
     """
     ranks = _read_ranks(path)
-    known = PUBLISHED.get(len(ranks))
-    if known is None:
-        sizes = ", ".join(f"{size:,}" for size in PUBLISHED)
+    pattern, special = _pattern_and_special_tokens(path, ranks)
+    missing = next((byte for byte in range(256) if bytes([byte]) not in ranks), None)
+    if missing is not None:
         raise DataError(
             [
-                f"{path}: has {len(ranks):,} tokens, and the published vocabularies have {sizes}; "
-                "convert it to a tokenizer.json, which also says how text is cut"
+                f"{path}: has no token for byte 0x{missing:02x}, as every such file has; copy it "
+                "again"
             ]
         )
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = _byte_letters()
     spelt = {token: "".join(letters[byte] for byte in token) for token in ranks}
     vocabulary = {spelt[token]: rank for token, rank in ranks.items()}
-    # Ids between the last token and the separator belong to other special tokens.
-    for number in range(len(ranks), known.separator_id):
-        vocabulary[f"<|unused {number}|>"] = number
-    vocabulary[known.separator] = known.separator_id
+    # A word that is spelt like an entry of the vocabulary becomes it. No word of the published
+    # patterns is spelt like a special token; of others, those stay outside.
+    last = max(ranks.values())
+    is_published = not _settings_file(path).is_file()
+    vocabulary |= {text: n for text, n in special.items() if is_published or n < last}
+    # Other ids belong to special tokens that are not known here.
+    used = set(vocabulary.values())
+    vocabulary |= {f"<|unused {n}|>": n for n in range(max(used)) if n not in used}
     merges = [
         (spelt[left], spelt[right])
         for token in sorted(ranks, key=ranks.__getitem__)
@@ -90,13 +232,26 @@ def tiktoken_tokenizer(path: Path) -> Any:
     model = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
     model.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(known.pattern), behavior="isolated"),
+            pre_tokenizers.Split(_regex(pattern, path), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     model.decoder = decoders.ByteLevel()
-    model.add_special_tokens([AddedToken(known.separator, special=True)])
+    # Those outside get the ids after the vocabulary's, one after another.
+    texts = {n: text for text, n in special.items()}
+    outside = range(max(used) + 1, max(texts, default=0) + 1)
+    named = texts | {n: f"<|unused {n}|>" for n in outside if n not in texts}
+    model.add_special_tokens([AddedToken(named[n], special=True) for n in sorted(named)])
     return model
+
+
+def _regex(pattern: str, path: Path) -> Any:
+    from tokenizers import Regex
+
+    try:
+        return Regex(pattern)
+    except Exception as error:  # a bare one
+        raise DataError([f"{_settings_file(path)}: pat_str: {error}; correct it"]) from error
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:

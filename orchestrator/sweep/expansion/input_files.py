@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from orchestrator.sweep.expansion.hub_commits import PREFIX, HubCommits
 from orchestrator.sweep.expansion.recorded_inputs import RecordedInput
 from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError
 from orchestrator.sweep.parsing.yaml_node import YamlNode
@@ -35,12 +36,14 @@ def resolve(
     written: Mapping[str, YamlNode],
     where: YamlNode,
     recorded: Mapping[str, RecordedInput],
+    hub_commits: HubCommits,
 ) -> InputFiles:
     """Find and hash the files of a data source.
 
     A relative path is looked for beside the sweep file first, then in the current folder. A field
     may hold a glob or a list; the hash of several files is that of the ordered list of their
-    hashes. A path that was recorded is also looked for where it was, and must hold what it held.
+    hashes. A path that was recorded is also looked for where it was, and must hold what it held. A
+    data set of the hub is named with its commit from here on.
 
     Args:
         source: A data source's Config.
@@ -48,6 +51,7 @@ def resolve(
         written: Fields of the source as written, for the places of mistakes.
         where: Blamed when a field was not written.
         recorded: The inputs of a recorded sweep file, by path as written.
+        hub_commits: What pins data sets of the hub.
 
     Raises:
         InvalidError: If a file is not there, cannot be read or has changed since it was recorded.
@@ -58,9 +62,16 @@ def resolve(
     for name in source.files():
         value = getattr(source, name)
         is_list = isinstance(value, list | tuple)
-        found = []
+        found: list[Any] = []
         for index, path in enumerate(value if is_list else (value,)):
             place = _item(written.get(name, where), index if is_list else None)
+            if name in getattr(source, "HUB_FIELDS", ()) and str(path).startswith(PREFIX):
+                pinned = hub_commits.pinned(str(path), place)
+                if isinstance(pinned, Diagnostic):
+                    wrong.append(pinned)
+                else:
+                    found.append(pinned)
+                continue
             record, expected = recorded.get(str(path)), _expected(source, name)
             located = _locate(str(path), folder, record, place=place, expected=expected)
             if isinstance(located, Diagnostic):
@@ -94,11 +105,14 @@ def _digests_of(source: Any, written: Mapping[str, YamlNode], where: YamlNode) -
         refused = [
             diagnostic
             for path in several
+            if isinstance(path, Path)
             if (diagnostic := _unreadable(path, place, _expected(source, name)))
         ]
         wrong += refused
         if not refused:
-            digests[name] = combined([content_sha256(path) for path in several])
+            digests[name] = combined(
+                [content_sha256(p) if isinstance(p, Path) else p.sha256 for p in several]
+            )
     if wrong:
         raise InvalidError(*wrong)
     return digests

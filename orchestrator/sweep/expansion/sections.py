@@ -14,6 +14,7 @@ from orchestrator.records.errors import ExperimentError
 from orchestrator.records.trial_spec import Logging, Resources, Retries
 from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Settings
 from orchestrator.sweep.expansion import input_files
+from orchestrator.sweep.expansion.hub_commits import HubCommits
 from orchestrator.sweep.expansion.recorded_inputs import RecordedInput
 from orchestrator.sweep.matching.step_time import Timer
 from orchestrator.sweep.parsing import messages, validation
@@ -48,6 +49,9 @@ class Workloads(Protocol):
 
     def data_source(self, name: str) -> Any:
         """Return the module with `Config`."""
+
+    def hub(self) -> Any:
+        """Return the module that knows data sets of the Hugging Face hub."""
 
     def pretrained(self, folder: Path) -> Any:
         """Return what a folder with a trained model holds; ValueError if it holds none."""
@@ -98,6 +102,7 @@ class Sections:
         folder: Path,
         workloads: Workloads,
         recorded: Mapping[str, RecordedInput],
+        hub_commits: HubCommits,
     ) -> None:
         """Remember what all drafts share.
 
@@ -108,11 +113,13 @@ class Sections:
             folder: Where relative paths start.
             workloads: Where names are looked up.
             recorded: Inputs of a recorded file (`recorded_inputs.read`).
+            hub_commits: What pins data sets of the hub.
         """
         self.warnings: list[str] = []
         self.inputs: dict[str, RecordedInput] = {}
         """Input files that the drafts use, by path as written."""
         self._recorded = recorded
+        self._hub_commits = hub_commits
         self._base = base
         self._where = where
         self._folder = folder
@@ -202,6 +209,7 @@ class Sections:
             written=values,
             where=where,
             recorded=self._recorded,
+            hub_commits=self._hub_commits,
         )
         self.inputs |= inputs
         try:

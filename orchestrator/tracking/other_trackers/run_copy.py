@@ -45,7 +45,7 @@ class RunCopy:
     rows: Sequence[MetricRow]
     """By step, each step once."""
     summary: Mapping[str, float]
-    """Values of result.json and of evaluations; empty before the trial is done."""
+    """Values of result.json; empty before the trial is done."""
 
     @property
     def digest(self) -> str:
@@ -135,4 +135,4 @@ def metric_rows(attempts: Sequence[AttemptDir]) -> list[MetricRow]:
 
 def _summary(trial: TrialDir) -> dict[str, float]:
     result = trial.result()
-    return {} if result is None else {**result["metrics"], **trial.evaluation_metrics()}
+    return {} if result is None else dict(result["metrics"])

@@ -10,17 +10,18 @@ affair (`hf auth login`, HF_TOKEN) and is never part of a name.
 """
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BufferedReader, RawIOBase
 from pathlib import PurePosixPath
 from typing import IO, Any
 
 from workloads.data.readers.documents import TEXT_FORMATS
 from workloads.data.readers.lines import file_format
-from workloads.data.readers.problems import DataError
+from workloads.data.readers.problems import DataError, NetworkError
 
 PREFIX = "hf:"
 BLOCK_BYTES = 1 << 23
@@ -29,10 +30,14 @@ _NAMED = re.compile(
     r"hf:(?://)?(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+)"
     r"(?:/(?P<config>[^@:]+))?(?:@(?P<revision>[^:]+))?(?::(?P<split>[^:]+))?"
 )
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _FILES = re.compile(
     r"hf://datasets/(?P<name>[\w.-]+/[\w.-]+)"
     r"(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?/(?P<files>.+)"
 )
+
+
+_NO_ANSWER = "the hub did not answer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,29 @@ class HubSource:
                 ]
             )
         return cls(text=text, **{k: v for k, v in found.groupdict().items() if v is not None})
+
+    @property
+    def commit(self) -> str | None:
+        """The commit that is written out; None where a branch or a tag may move on."""
+        return self.revision if _COMMIT.fullmatch(self.revision or "") else None
+
+    def at(self, commit: str) -> "HubSource":
+        """Return the same of one commit, written in the one way that names it fully."""
+        if self.files is not None:
+            text = f"hf://datasets/{self.name}@{commit}/{self.files}"
+        else:
+            config = "" if self.config is None else f"/{self.config}"
+            text = f"{PREFIX}{self.name}{config}@{commit}:{self.split}"
+        return replace(self, text=text, revision=commit)
+
+    @property
+    def sha256(self) -> str:
+        """What stands for the content in a trial's identity: the hash of its name at a commit."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def __str__(self) -> str:
+        """Return what was written."""
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -141,6 +169,26 @@ class _Remote(RawIOBase):
         super().close()
 
 
+def current_commit(source: HubSource) -> str:
+    """Return the commit that the revision is now, as the hub says.
+
+    Raises:
+        DataError: If the packages are missing, or the hub does not know or cannot be reached.
+    """
+    try:
+        from huggingface_hub import HfApi
+    except ImportError as error:
+        raise _needs_packages(source) from error
+    with _one_sentence(source.text):
+        commit = HfApi().dataset_info(source.name, revision=source.revision).sha
+    assert commit is not None, "the hub names the commit of every revision"
+    return commit
+
+
+def _needs_packages(source: HubSource) -> DataError:
+    return DataError([f"{source.text}: needs datasets to be read; pip install 'memscale[data]'"])
+
+
 def hub_files(source: HubSource, commit: str | None = None) -> tuple[str, tuple[HubFile, ...]]:
     """Return the commit, and the files of text that a source asks for, in their order.
 
@@ -153,14 +201,11 @@ def hub_files(source: HubSource, commit: str | None = None) -> tuple[str, tuple[
     """
     try:
         from datasets import load_dataset_builder
-        from huggingface_hub import HfApi, HfFileSystem
+        from huggingface_hub import HfFileSystem
     except ImportError as error:
-        raise DataError(
-            [f"{source.text}: needs datasets to be read; pip install 'memscale[data]'"]
-        ) from error
+        raise _needs_packages(source) from error
+    commit = commit or current_commit(source)
     with _one_sentence(source.text):
-        commit = commit or HfApi().dataset_info(source.name, revision=source.revision).sha
-        assert commit is not None, "the hub names the commit of every revision"
         files = HfFileSystem()
         if source.files is not None:
             urls = _matching(files, f"datasets/{source.name}@{commit}/{source.files}")
@@ -219,11 +264,17 @@ def _one_sentence(what: str) -> Iterator[None]:
         raise
     # The library raises errors of its own, of its HTTP client, and builtin ones.
     except Exception as error:
-        raise DataError([f"{what}: {_reason(error)}"]) from error
+        raise _told(what, error) from error
+
+
+def _told(what: str, error: Exception) -> DataError:
+    """Return what went wrong and what to do."""
+    reason = _reason(error)
+    kind = NetworkError if reason.startswith(_NO_ANSWER) else DataError
+    return kind([f"{what}: {reason}"])
 
 
 def _reason(error: Exception) -> str:
-    """Return what went wrong and what to do."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     kind = type(error).__name__
     if kind == "GatedRepoError" or status == 403 or "gated dataset" in str(error):
@@ -235,7 +286,7 @@ def _reason(error: Exception) -> str:
     text = " ".join(str(error).split()) or kind
     if status is not None or kind.startswith(("Connect", "Read", "Remote", "Timeout", "Offline")):
         return (
-            f"the hub did not answer ({kind}: {text}); check the network, and run the same command "
+            f"{_NO_ANSWER} ({kind}: {text}); check the network, and run the same command "
             "again, which goes on"
         )
     return f"{text.rstrip('.')}; check the name, the configuration and the split"

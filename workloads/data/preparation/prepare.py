@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.cache import file_sha256
+from workloads.data.file_hashes import combined
 from workloads.data.preparation import contamination
 from workloads.data.preparation.encoder import EncoderSettings, unit_hash
 from workloads.data.preparation.hugging_face import PREFIX, HubFile, HubSource, hub_files
@@ -23,12 +24,11 @@ from workloads.data.preparation.tokenise import SPLITS, DocumentInput, Progress,
 from workloads.data.readers.documents import documents, expand
 from workloads.data.readers.lines import file_format
 from workloads.data.readers.problems import DataError, Problems, require_files
+from workloads.data.tiktoken_file import tokenizer_files
 from workloads.data.tokenizer import TextTokenizer, load, token_dtype, train
 
 EXPECTED = "JSON lines, plain text, Parquet, tokens (.bin, .npy), or hf:OWNER/NAME"
 _TRAINED = "bpe:"
-_TOKENIZER_BYTES = 30_000_000
-"""Text that a tokenizer is trained on, at most: the beginnings of all inputs, equal shares."""
 _SAMPLED_HUB_FILES = 32
 """Files of the hub that a tokenizer is trained on, at most: each costs a request or several."""
 
@@ -50,6 +50,8 @@ class PrepareRequest:
     valid: tuple[str, ...] = ()
     """Held-out sources; without them `valid_share` of the documents is held out, by hash."""
     valid_share: float = 0.01
+    tokenizer_bytes: int = 30_000_000
+    """Text that a tokenizer is trained on, at most: the beginnings of all inputs, equal shares."""
     against: tuple[str, ...] = ()
     """Evaluation files to look for in the text."""
     workers: int | None = None
@@ -208,7 +210,7 @@ def _tokenizer_identity(tokenizer: str | None) -> str | None:
     path = Path(tokenizer).expanduser()
     formats = "tokenizer.json, SentencePiece's .model or .tiktoken"
     require_files({"--tokenizer": path}, formats, section="")
-    return file_sha256(path)
+    return combined([file_sha256(file) for file in tokenizer_files(path)])
 
 
 def _begin(out: Path, asked: Mapping[str, Any]) -> TokenManifest | None:
@@ -318,13 +320,13 @@ def _tokenizer(
             raise DataError(
                 [f"--tokenizer: {request.tokenizer} must be bpe:SIZE of 257 to 1048576"]
             )
-        log(f"training a tokenizer on up to {_TOKENIZER_BYTES / 1e6:.0f} MB of text")
-        tokenizer = train(_sample(sources, request.text_field), vocab_size=int(size))
+        log(f"training a tokenizer on up to {request.tokenizer_bytes / 1e6:,.0f} MB of text")
+        tokenizer = train(_sample(sources, request), vocab_size=int(size))
     tokenizer.save_in(request.out)
     return tokenizer
 
 
-def _sample(sources: Sequence[_Source], text_field: str) -> Iterator[str]:
+def _sample(sources: Sequence[_Source], request: PrepareRequest) -> Iterator[str]:
     """Yield the first training documents of every source."""
     trained = [source for source in sources if source.held_out < 1]
     remote = [source for source in trained if isinstance(source.path, HubFile)]
@@ -332,8 +334,8 @@ def _sample(sources: Sequence[_Source], text_field: str) -> Iterator[str]:
     left_out = {id(source) for number, source in enumerate(remote) if number % step}
     trained = [source for source in trained if id(source) not in left_out]
     for source in trained:
-        problems, left = Problems(), _TOKENIZER_BYTES // len(trained)
-        for text in source.read(problems, text_field=text_field):
+        problems, left = Problems(), request.tokenizer_bytes // len(trained)
+        for text in source.read(problems, text_field=request.text_field):
             encoded = text.encode()
             if unit_hash(encoded, "valid") >= source.held_out:
                 yield text
@@ -351,7 +353,8 @@ def _require_both_splits(sources: Sequence[_Source], done: Progress) -> None:
             raise DataError(
                 [
                     f"{sources[0].name}: none of {sum(done.documents):,} documents fell into the "
-                    f"split {name}; {fix} --valid-share, or give --valid"
+                    f"split {name}; {fix} --valid-share (valid_share of a sweep file), or give "
+                    "--valid (valid_path)"
                 ]
             )
 

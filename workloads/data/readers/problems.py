@@ -24,6 +24,10 @@ class DataError(ValueError):
         super().__init__("\n".join(lines))
 
 
+class NetworkError(DataError):
+    """Files of the hub that were not reached: what was read of them before is as good as ever."""
+
+
 class Problems:
     """Collects mistakes while a file is read to its end."""
 

@@ -3,6 +3,9 @@
 Documents are joined with the separator in the order of the files and cut into windows; an epoch is
 a pseudo-random permutation of the windows. Held-out text is `valid_path`, or a share of the
 documents chosen by hash of their text, so that copies of a document never stand on both sides.
+
+Data sets of the Hugging Face hub are prepared by the code of `memscale data prepare`: read once, in
+streams, and resumed in the file where it was.
 """
 
 import json
@@ -16,14 +19,17 @@ import numpy as np
 from annotated_types import Interval
 from numpy.typing import NDArray
 
-from workloads.data.cache import cache_key, cached_folder, content_sha256
+from workloads.data.cache import cache_key, cached_folder
 from workloads.data.corpus import ProbeSet
-from workloads.data.file_hashes import require_still
+from workloads.data.file_hashes import input_sha256, require_still
 from workloads.data.permutation import shuffled
 from workloads.data.preparation.encoder import EncoderSettings, unit_hash
+from workloads.data.preparation.hugging_face import PREFIX, HubSource
+from workloads.data.preparation.prepare import PrepareRequest, prepare
 from workloads.data.preparation.tokenise import DocumentInput, tokenise
 from workloads.data.readers.documents import documents, expand
-from workloads.data.readers.problems import Problems, require_files
+from workloads.data.readers.problems import DataError, Problems, require_files
+from workloads.data.tiktoken_file import tokenizer_files
 from workloads.data.token_shards import TokenShards
 from workloads.data.token_stream import windows_per_epoch
 from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, saved_tokenizer, train
@@ -44,17 +50,20 @@ class Config:
         "or .parquet, e.g.\n"
         '  {"text": "Warsaw is the capital of Poland. It lies on the Vistula."}\n'
         '  {"text": "The Vistula is a river in Poland."}\n'
-        "A data set of the Hugging Face hub is prepared first: memscale data prepare hf:OWNER/NAME "
-        "--tokenizer bpe:16384 --out tokens, then {source: tokens, path: tokens}"
+        "or a data set of the Hugging Face hub: hf:OWNER/NAME[/CONFIG][@REVISION][:SPLIT]"
     )
 
     FIELD_FORMATS: ClassVar[Mapping[str, str]] = {
-        "tokenizer": "a tokenizer.json of the `tokenizers` library"
+        "tokenizer": "a tokenizer.json of the `tokenizers` library, a .model of SentencePiece, or "
+        "a tiktoken file"
     }
     """Formats of the fields that name other files than text."""
 
+    HUB_FIELDS: ClassVar[tuple[str, ...]] = ("path", "valid_path")
+    """Fields that may name data sets of the Hugging Face hub."""
+
     path: str | tuple[str, ...]
-    """A file, a glob pattern, or a list of these."""
+    """A file, a glob pattern, hf:OWNER/NAME of the Hugging Face hub, or a list of these."""
     valid_path: str | tuple[str, ...] | None = None
     """Held-out text, written like path; None holds out `valid_share` of the documents."""
     valid_share: Annotated[float, Interval(gt=0, lt=1)] = 0.01
@@ -66,7 +75,7 @@ class Config:
     vocab_size: int = 16_384
     """Tokens the model knows; a tokenizer trained here has at most as many."""
     tokenizer: str | None = None
-    """A tokenizer.json to use instead of training one."""
+    """A tokenizer.json, SentencePiece's or tiktoken's file to use instead of training one."""
     tokenizer_bytes: PositiveInt = 30_000_000
     """Text that a tokenizer is trained on, at most: documents chosen by hash."""
     separator: str | None = None
@@ -83,33 +92,57 @@ class Config:
             value = getattr(self, name)
             if value is not None and not value:
                 raise FieldError(name, "must name at least one file", repr(value))
+            self._check_hub(name)
 
-    def files(self) -> dict[str, Path | tuple[Path, ...]]:
-        """Return the input files by field, patterns expanded."""
-        named: dict[str, Path | tuple[Path, ...]] = {"path": expand(self.path)}
+    def _check_hub(self, field: str) -> None:
+        """Refuse a name that the hub cannot have, and fields that do not go with one."""
+        names = [text for text in _listed(getattr(self, field)) if text.startswith(PREFIX)]
+        for text in names:
+            try:
+                HubSource.parse(text)
+            except DataError as error:
+                raise FieldError(field, f": {error}") from error
+        if names and self.max_bytes is not None:
+            fix = "name some of its files instead: hf://datasets/OWNER/NAME/PATTERN"
+            rule = "does not go with a data set of the hub"
+            raise FieldError("max_bytes", rule, self.max_bytes, fix=fix, others=(field,))
+
+    @property
+    def _is_remote(self) -> bool:
+        texts = (*_listed(self.path), *_listed(self.valid_path))
+        return any(text.startswith(PREFIX) for text in texts)
+
+    def files(self) -> dict[str, Path | tuple[Path | HubSource, ...]]:
+        """Return the input files by field, patterns expanded; of the hub, data sets."""
+        named: dict[str, Path | tuple[Path | HubSource, ...]] = {"path": _inputs(self.path)}
         if self.valid_path is not None:
-            named["valid_path"] = expand(self.valid_path)
+            named["valid_path"] = _inputs(self.valid_path)
         if self.tokenizer is not None:
-            named["tokenizer"] = Path(self.tokenizer).expanduser()
+            named["tokenizer"] = tokenizer_files(Path(self.tokenizer).expanduser())
         return named
 
     def tokens_per_epoch(self) -> None:
         """Return None: how many tokens the text has is known after `prepare`."""
 
     def check(self, log: Callable[[str], None] = lambda message: None) -> None:
-        """Read the first documents of every file without tokenising.
+        """Read the first documents of every file without tokenising; none of the hub.
 
         Raises:
             DataError: One line per mistake, with file and line.
         """
         del log
-        require_files(self.files(), self.FORMAT)
+        require_files(_local(self.files()), self.FORMAT)
         problems = Problems()
+        paths, valid_paths = (
+            [path for path in _inputs(given) if isinstance(path, Path)]
+            for given in (self.path, self.valid_path)
+        )
         n_read = {
             path: sum(1 for _ in islice(_read(self, (path,), problems), _CHECKED_DOCUMENTS))
-            for path in (*expand(self.path), *expand(self.valid_path or ()))
+            for path in (*paths, *valid_paths)
         }
-        _require_text(expand(self.path), sum(map(n_read.__getitem__, expand(self.path))), problems)
+        if paths:
+            _require_text(paths, sum(map(n_read.__getitem__, paths)), problems)
         problems.raise_if_any()
 
     def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
@@ -119,13 +152,13 @@ class Config:
             DataError: If a file is missing or wrong; one line per mistake.
         """
         files = self.files()
-        require_files(files, self.FORMAT)
+        require_files(_local(files), self.FORMAT)
         content = _content(files, cache)
         settings = {k: v for k, v in asdict(self).items() if k not in (*content, "valid_tokens")}
         key = cache_key("text", {"version": _CACHE_VERSION, **settings, "content": content})
 
         def build(scratch: Path) -> None:
-            _build(self, scratch, log)
+            (_build_remote if self._is_remote else _build)(self, scratch, log)
             require_still(content, _content(files, cache))
 
         folder = cached_folder(cache, key, build, log, resumable=True)
@@ -191,9 +224,34 @@ class _Scan:
     """Documents whose hash is below are held out; 0 where there is a valid_path."""
 
 
-def _content(files: Mapping[str, Path | tuple[Path, ...]], cache: Path) -> dict[str, list[str]]:
+def _listed(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return what is written: one text, several or none."""
+    return (spec,) if isinstance(spec, str) else tuple(spec or ())
+
+
+def _inputs(spec: str | tuple[str, ...] | None) -> tuple[Path | HubSource, ...]:
+    """Return the files and the data sets of the hub that are written, in their order."""
+    found: list[Path | HubSource] = []
+    for text in _listed(spec):
+        found += [HubSource.parse(text)] if text.startswith(PREFIX) else expand(text)
+    return tuple(dict.fromkeys(found))
+
+
+def _local(
+    files: Mapping[str, Path | tuple[Path | HubSource, ...]],
+) -> dict[str, Path | tuple[Path, ...]]:
+    """Return the files that lie on this machine."""
     return {
-        name: [content_sha256(p, cache) for p in (paths if isinstance(paths, tuple) else (paths,))]
+        name: paths if isinstance(paths, Path) else tuple(p for p in paths if isinstance(p, Path))
+        for name, paths in files.items()
+    }
+
+
+def _content(
+    files: Mapping[str, Path | tuple[Path | HubSource, ...]], cache: Path
+) -> dict[str, list[str]]:
+    return {
+        name: [input_sha256(p, cache) for p in (paths if isinstance(paths, tuple) else (paths,))]
         for name, paths in files.items()
     }
 
@@ -231,6 +289,26 @@ def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
     )
     valid = done.splits["valid"]
     meta = {"valid_tokens": valid.tokens, "valid_bytes": valid.bytes}
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def _build_remote(config: Config, folder: Path, log: Callable[[str], None]) -> None:
+    """Fill the folder from data sets of the hub, or go on where an earlier call was killed."""
+    if config.tokenizer is not None:  # too large a one is found out before hours of reading
+        given = Path(config.tokenizer).expanduser()
+        load(given, vocab_size=config.vocab_size, separator=config.separator)
+    request = PrepareRequest(
+        sources=_listed(config.path),
+        out=folder,
+        tokenizer=config.tokenizer or f"bpe:{config.vocab_size}",
+        separator=config.separator,
+        text_field=config.text_field,
+        valid=_listed(config.valid_path),
+        valid_share=config.valid_share,
+        tokenizer_bytes=config.tokenizer_bytes,
+    )
+    valid = prepare(request, log).splits["valid"]
+    meta = {"valid_tokens": valid["tokens"], "valid_bytes": valid["bytes"]}
     (folder / "meta.json").write_text(json.dumps(meta))
 
 

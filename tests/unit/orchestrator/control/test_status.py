@@ -13,7 +13,7 @@ from orchestrator.records import status_cache
 from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.sweep_dir import SweepDir
-from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.records.trial_spec import EvaluationSchedule, TrialSpec
 from orchestrator.submit.submission import cancel
 
 ESCAPE = "no file \x1b]0;owned\x07\x1b[2K\r\x9b31m\u202efdp"
@@ -107,17 +107,24 @@ def test_a_trial_that_cannot_be_read_is_one_sentence_beside_the_others(tmp_path)
 @pytest.mark.parametrize(
     ("metrics", "shown"),
     [
-        ({"time/train_s": 200.0, "time/benchmarks_s": 7.0}, "3.5 % of the training time"),
+        (
+            {"time/train_s": 200.0, "time/benchmarks_s": 7.0},
+            "benchmarks took 3.5 % of the training time",
+        ),
         (
             {"time/train_s": 200.0, "time/benchmarks_s": 10.1, "eval/unfinished_tasks": 2.0},
-            "5 % of the training time, tasks left out: 2",
+            "benchmarks took 5 % of the training time, tasks left out: 2",
         ),
         ({"time/train_s": 200.0}, ""),
+        ({"time/train_s": 0.2, "skipped": 1.0}, "benchmarks skipped: too short"),
+        ({"time/train_s": 0.2, "skipped": 1.0, "eval/qa/acc": 0.5}, ""),
     ],
 )
 def test_the_share_of_benchmarks_is_shown(metrics, shown, cached, tmp_path):
     sweep = SweepDir(tmp_path / "s")
-    spec = make_spec()
+    skipped = "too short" if "skipped" in metrics else None
+    asked = EvaluationSchedule(suites=("small",), rows=10, skipped=skipped)
+    spec = make_spec(evaluation=asked)
     trial = sweep.trial(spec.trial_id)
     trial.create(spec)
     result = {"trial_id": spec.trial_id, "attempt": 1, "steps": 10, "metrics": metrics}
@@ -129,7 +136,7 @@ def test_the_share_of_benchmarks_is_shown(metrics, shown, cached, tmp_path):
         (sweep.path / status_cache.FILE).write_text(json.dumps(line) + "\n")
         (status,) = status_from_disk(sweep, now=1.0).trials
 
-    assert status.benchmarks == (f"benchmarks took {shown}" if shown else "")
+    assert status.benchmarks == shown
 
 
 @pytest.mark.parametrize("silent_s", [0, 30, 300])

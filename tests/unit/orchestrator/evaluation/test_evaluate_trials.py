@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from orchestrator import cli
 from orchestrator.cli.render.evaluation import evaluation_tables
 from orchestrator.evaluation import evaluate_trials, trained_trial
 from orchestrator.records.errors import UsageError
-from orchestrator.records.json_files import write_json
+from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import EvaluationSchedule, TrialSpec
 from orchestrator.sweep import registry
@@ -252,13 +253,78 @@ def test_what_training_measured_itself_is_not_sent_twice(trial):
     sent = []
     client = SimpleNamespace(uri="x", log_points=lambda run_id, points: sent.extend(points))
     run(trial, Suite("first"))
-    result = trial.result()
-    write_json(
-        trial.path / "result.json",
-        {**result, "metrics": {**result["metrics"], **trial.evaluation_metrics()}},
-    )
-    TrialSync(client, trial, "run").sync_evaluation()
+    measured = trial.evaluation_metrics()
+    attempt = trial.new_attempt({"started_at": 0})
+    lines = [
+        {"t": step, "step": step, "metrics": {**measured, "valid/loss": 2.0}} for step in (1, 2)
+    ]
+    attempt.journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    sync = TrialSync(client, trial, "run")
+    sync.sync_journals([attempt])
+    del sent[:]
+    sync.sync_final_metrics()
+    sync.sync_evaluation()
     assert sent == []
+
+
+def test_a_tracker_gets_each_value_of_the_result_once(trial):
+    """Evaluated before the first synchronisation; the same value at an earlier step is a point."""
+    sent = []
+    client = SimpleNamespace(uri="x", log_points=lambda run_id, points: sent.extend(points))
+    attempt = trial.new_attempt({"started_at": 0})
+    line = {"t": 1, "step": 1, "metrics": {"eval/first_task/acc": 0.25}}
+    attempt.journal.write_text(json.dumps(line) + "\n")
+    run(trial, Suite("first"))
+    sync = TrialSync(client, trial, "run")
+    for _ in range(2):
+        sync.sync_journals([attempt])
+        sync.sync_final_metrics()
+        sync.sync_evaluation()
+    assert sorted((point.key, point.step, point.t) for point in sent) == [
+        ("eval/first_task/acc", 1, 1),
+        ("eval/first_task/acc", 2, 5000),
+        ("eval/first_task/acc_stderr", 2, 5000),
+        ("valid/loss", 2, 1000),
+    ]
+
+
+def test_the_result_holds_what_was_evaluated_later(trial):
+    before = read_json(trial.path / "result.json")
+    run(trial, Suite("first"))
+    written = read_json(trial.path / "result.json")
+    metrics = {"valid/loss": 2.0, "eval/first_task/acc": 0.25, "eval/first_task/acc_stderr": 0.1}
+    assert written == {**before, "metrics": metrics}
+    assert trial.result() == written
+
+
+def test_whoever_is_killed_between_the_two_files_loses_nothing(trial, monkeypatch):
+    """The same as what an earlier version left, which never wrote it into the result."""
+
+    def killed(path, record):
+        if path.name == "result.json":
+            raise KeyboardInterrupt
+        write_json(path, record)
+
+    first = Suite("first")
+    with monkeypatch.context() as patched:
+        patched.setattr("orchestrator.records.trial_dir.write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(trial, first)
+    assert read_json(trial.path / "result.json")["metrics"] == {"valid/loss": 2.0}
+    assert trial.result()["metrics"]["eval/first_task/acc"] == 0.25
+
+    run(trial, first)
+    assert len(first.asked) == 1
+    assert read_json(trial.path / "result.json") == trial.result()
+
+
+def test_two_evaluations_at_once_lose_nothing(trial):
+    names = [f"suite{i}" for i in range(16)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda name: run(trial, Suite(name)), names))
+    assert sorted(trial.evaluations()) == sorted(names)
+    metrics = read_json(trial.path / "result.json")["metrics"]
+    assert {f"eval/{name}_task/acc" for name in names} <= set(metrics)
 
 
 def test_benchmarks_of_the_sweep_file(trial, monkeypatch):

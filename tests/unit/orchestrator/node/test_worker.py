@@ -25,7 +25,13 @@ from orchestrator.records.locks import Fenced, TrialLock
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import RankRequest, registered
 from orchestrator.records.sweep_dir import SweepDir
-from orchestrator.records.trial_spec import RSS_PEAK, Logging, Outcome, TrialSpec
+from orchestrator.records.trial_spec import (
+    RSS_PEAK,
+    EvaluationSchedule,
+    Logging,
+    Outcome,
+    TrialSpec,
+)
 from workloads.training.reporter import Interrupted
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
@@ -537,3 +543,16 @@ def test_a_rank_that_was_not_started_in_time_does_not_train(make, monkeypatch):
 
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("skipped", [None, "10 rows of each task would take too long"])
+def test_benchmarks_that_planning_skipped_are_not_asked(make, tmp_path, skipped):
+    request = make()
+    path = tmp_path / "qa.jsonl"
+    path.write_text(
+        '{"question": "Who?", "answer": "Ann"}\n{"question": "Where?", "answer": "Here"}\n'
+    )
+    asked = EvaluationSchedule(questions=str(path), rows=10, most_share=0.05, skipped=skipped)
+    spec = replace(request.trial.spec(), evaluation=asked)
+
+    assert (worker.benchmarks(request, spec) is None) == (skipped is not None)

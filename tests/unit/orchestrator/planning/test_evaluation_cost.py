@@ -67,18 +67,29 @@ def test_rows_fit_into_the_share_of_every_trial(tokens, at):
         patch.setattr(evaluation_cost.registry, "evaluation", lambda: module)
         specs, (cost,) = planned([trial(n, at=tuple(at)) for n in tokens])
 
-    times = len(specs[0].evaluation.steps(min(tokens) // 1_000))
+    def of(spec, rows):  # 15 read and 40 generated token times a row, of three passes a token
+        n = spec.model["d_model"]
+        times = len(spec.evaluation.steps(int(spec.accounting["steps"])))
+        return times * rows * (10 * 1.5 + 2 * 20.0) / (3 * n)
 
-    def share(rows):  # 15 read and 40 generated token times a row, of three passes a token
-        return times * rows * (10 * 1.5 + 2 * 20.0) / (3 * min(tokens))
-
-    rows = cost.schedule.rows
-    assert {spec.evaluation for spec in specs} == {cost.schedule}
+    rows, fewest = cost.schedule.rows, ROWS[0]
+    asked = [one for one in specs if one.evaluation.skipped is None]
+    assert {dataclasses.replace(spec.evaluation, skipped=None) for spec in specs} == {cost.schedule}
+    for one in specs:
+        assert (
+            (one.trial_id in cost.skipped) == (one not in asked) == (of(one, fewest) > MOST_SHARE)
+        )
+        assert one in asked or one.evaluation.skipped == cost.skipped[one.trial_id]
+    if not asked:
+        assert rows == fewest
+        return
     assert rows in ROWS or rows == Suite.most_rows
-    assert cost.share >= share(rows) * 0.99 or times != len(at)
-    assert cost.share <= MOST_SHARE or rows == ROWS[0]
+    assert cost.share == pytest.approx(max(of(one, rows) for one in asked))
+    assert cost.share <= MOST_SHARE
     larger = next((n for n in ROWS if n > rows), None)
-    assert rows == Suite.most_rows or larger is None or len(at) * share(larger) > MOST_SHARE
+    assert (
+        rows == Suite.most_rows or larger is None or max(of(o, larger) for o in asked) > MOST_SHARE
+    )
 
 
 def test_written_rows_stand_and_what_they_cost_is_said(suites):
@@ -102,7 +113,38 @@ def test_evaluations_are_stopped_where_rows_were_chosen(suites):
     assert most_share(10**7) == (700, MOST_SHARE)
     assert most_share(10**7, most_share=0.2) == (700, 0.2)
     assert most_share(10**7, rows=100) == (100, None)  # who writes rows wants them
-    assert most_share(1_000) == (ROWS[0], None)  # the fewest are asked in any case
+    assert most_share(4_000) == (ROWS[0], MOST_SHARE)  # 4.6 %: the fewest fit
+
+
+def test_a_training_that_is_too_short_is_not_asked_and_says_why(suites):
+    """By default alone: rows that the file sets are asked, and so is what most_share allows."""
+    short, long = trial(1_000), trial(10**7)
+    (one, other), (cost,) = planned([short, long], seconds=2.0)
+    why = (
+        "10 rows of each task would take 0.37 s, and 5 % of the training is 0.1 s; set "
+        "evaluation.rows, raise evaluation.most_share, or ask the trained models with memscale "
+        "evaluate"
+    )
+    assert (one.evaluation.skipped, other.evaluation.skipped) == (why, None)
+    assert one.evaluation.rows == other.evaluation.rows == 700
+    assert str(cost) == (
+        "evaluation: own.yaml at 1 of the training, the first 700 rows of each task; skipped in 1 "
+        f"of 2 trials, such as {short.trial_id}: {why}; about 0.13 % of the training time of dense, "
+        "less of larger ones; stopped at 5 %"
+    )
+    assert one.trial_id == short.trial_id
+
+    (alone,), (cost,) = planned([short], seconds=0.0)
+    assert alone.evaluation.skipped.startswith(
+        "10 rows of each task would take 18 % of the training time, and the limit is 5 %;"
+    )
+    assert str(cost).endswith(
+        f"skipped in 1 of 1 trials, such as {short.trial_id}: {alone.evaluation.skipped}"
+    )
+    for more in ({"rows": 10}, {"rows": 100}, {"most_share": 0.2}):
+        (asked,), (cost,) = planned([trial(1_000, **more)])
+        assert (asked.evaluation.skipped, cost.skipped) == (None, {})
+    assert (asked.evaluation.rows, asked.evaluation.most_share) == (10, 0.2)
 
 
 def test_questions_need_neither_folder_nor_harness(tmp_path, monkeypatch):

@@ -123,7 +123,8 @@ def test_a_folder_is_no_file(problems: Problems, tmp_path: Path) -> None:
     [
         ("{source: tokens, path: toks.bin}", r"data\.path: toks\.bin: \S*/toks\.bin is a file; expected: a folder"),
         ("{source: tokens, path: [begun]}", r"\S*/begun/manifest\.json is not there; expected: a folder"),
-        ("{source: text, path: 'hf:owner/name'}", "prepared first: memscale data prepare hf:OWNER/NAME"),
+        ("{source: text, path: 'hf:owner'}", "names no data set of the hub; write hf:OWNER/NAME"),
+        ("{source: text, path: 'hf:o/n', max_bytes: 9}", "max_bytes does not go with a data set of the hub"),
     ],
 )  # fmt: skip
 def test_what_is_to_be_prepared_first_is_told(tmp_path: Path, data: str, told: str) -> None:

@@ -17,9 +17,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from workloads.data.cache import cached_folder
 from workloads.data.preparation.hugging_face import HubSource
 from workloads.data.preparation.prepare import PrepareRequest, prepare
-from workloads.data.readers.problems import DataError
+from workloads.data.readers.problems import DataError, NetworkError
 from workloads.data.tokenizer import train
 
 FIRST, SECOND = "a" * 40, "b" * 40
@@ -149,7 +150,7 @@ import json, os, signal, sys
 from pathlib import Path
 from workloads.data.preparation import tokenise
 from workloads.data.preparation.prepare import PrepareRequest, prepare
-from workloads.data.readers.problems import DataError
+from workloads.data.readers.problems import DataError, NetworkError
 
 tokenise._BATCH_CHARS, tokenise.COMMIT_BYTES = 1_000, 2_000
 write, left = tokenise.ShardWriter.append_documents, int(sys.argv[1])
@@ -176,6 +177,49 @@ for tokenizer, out, source in json.loads(sys.argv[2]):
 """
 
 
+SUBMIT = """
+import json, os, signal, sys
+from pathlib import Path
+from orchestrator.planning.input_data import check_data, prepare_data
+from orchestrator.planning.pricing import make_plan
+from orchestrator.records.errors import ConfigError
+from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.sweep.load import load_sweep
+from orchestrator.tracking.corpus_dataset import trial_datasets
+from workloads.data.preparation import tokenise
+
+tokenise._BATCH_CHARS, tokenise.COMMIT_BYTES = 1_000, 2_000
+write, left, folder = tokenise.ShardWriter.append_documents, int(sys.argv[1]), Path(sys.argv[2])
+
+
+def append(self, tokens, lengths):
+    global left
+    write(self, tokens, lengths)
+    left -= 1
+    if not left:
+        self._file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+tokenise.ShardWriter.append_documents = append
+try:
+    sweep = load_sweep(folder / "sweep.yaml")
+    plan = make_plan(sweep, SweepDir(folder / "runs").snapshot(), ())
+    check_data(plan)
+    (data,) = trial_datasets(sweep.trials[0])
+    print("trial", sweep.trials[0].trial_id, sweep.trials[0].data["path"], data.name, data.source)
+    prepare_data(plan, folder / "cache", print)
+except ConfigError as error:
+    print("ConfigError", error)
+"""
+SWEEP = """
+name: small
+data: {{source: text, path: {}, valid_share: 0.1, tokenizer: tokenizer.json, vocab_size: 300}}
+train: {{tokens: 8192, batch_tokens: 1024, seq_len: 64, lr: 1.0e-2}}
+model: {{architecture: dense, preset: d16}}
+"""
+
+
 @pytest.fixture
 def hub():
     hub = Hub()
@@ -191,18 +235,42 @@ def run(tmp_path):
     def run(endpoint: str, *sources, out="out", kill_after=0, token=None):
         """Prepare each source in one process of its own: the library reads its endpoint once."""
         calls = [(str(tmp_path / "tokenizer.json"), str(tmp_path / out), one) for one in sources]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
-        environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home")}
-        environment |= {} if token is None else {"HF_TOKEN": token}
-        return subprocess.run(
-            [sys.executable, "-c", PREPARE, str(kill_after), json.dumps(calls)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        arguments = [PREPARE, str(kill_after), json.dumps(calls)]
+        return run_python(arguments, endpoint, tmp_path / "home", token)
 
     return run
+
+
+def run_python(arguments, endpoint, home, token=None):
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home)}
+    environment |= {} if token is None else {"HF_TOKEN": token}
+    return subprocess.run(
+        [sys.executable, "-c", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def submit(tmp_path):
+    """Plan a sweep of a source and prepare its data, as `memscale submit` does."""
+    train(map(document, range(60)), vocab_size=300).save(tmp_path / "tokenizer.json")
+
+    def submit(endpoint: str, source: str, *, kill_after=0):
+        (tmp_path / "sweep.yaml").write_text(SWEEP.format(source))
+        arguments = [SUBMIT, str(kill_after), str(tmp_path)]
+        return run_python(arguments, endpoint, tmp_path / "home")
+
+    return submit
+
+
+def of_trial(done) -> list[str]:
+    """What a plan said of its trial: id, path, and the data set of MLflow."""
+    (line,) = [x for x in done.stdout.splitlines() if x.startswith("trial ")] or [done.stderr]
+    return line.split()[1:]
 
 
 def shards(out: Path) -> dict[str, bytes]:
@@ -286,6 +354,65 @@ def test_files_of_a_data_set_are_named_by_a_pattern(hub, run, tmp_path):
     done = run(hub.url, f"hf://datasets/org/name@{FIRST}/en/train-*")
     assert done.returncode == 0, done.stderr
     assert shards(tmp_path / "out") == from_disk(tmp_path), done.stdout
+
+
+def test_a_sweep_reads_the_hub_and_keeps_the_commit_that_it_began_with(hub, submit, tmp_path):
+    """Killed in the middle, `main` moved on, then without a network: one trial, the same bytes."""
+    killed = submit(hub.url, "hf:org/name/en", kill_after=21)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    trial, path, *data = of_trial(killed)
+    assert path == f"hf:org/name/en@{FIRST}:train"
+    assert data == ["name", '{"path":"org/name"}']
+
+    hub.commits[SECOND], hub.main = {**FILES, "en/train-1.jsonl": lines(900, 990)}, SECOND
+    hub.read.clear()
+    done = submit(hub.url, "hf:org/name/en")
+    assert of_trial(done)[0] == trial
+    assert "going on after" in done.stdout, done.stdout + done.stderr
+    assert "a:en/train-0.jsonl.gz" not in hub.read
+    assert not [name for name in hub.read if name.startswith("b:")]
+    (cached,) = (tmp_path / "cache").glob("text-*/")
+    expected = from_disk(tmp_path)
+    assert {name: (cached / name).read_bytes() for name in expected} == expected
+
+    hub.server.shutdown()
+    hub.server.server_close()
+    again = submit(hub.url, "hf:org/name/en")
+    assert of_trial(again)[0] == trial
+    assert "bytes per token" in again.stdout, again.stdout + again.stderr
+    written_out = submit(hub.url, f"'hf:org/name/en@{FIRST}'")
+    assert of_trial(written_out)[0] == trial, "named as it was pinned: the same trial"
+
+    (tmp_path / "sweep.hub_commits.json").unlink()
+    unknown = submit(hub.url, "hf:org/name/en")
+    assert "sweep.yaml:3:28: data.path: hf:org/name/en: the hub did not answer" in unknown.stdout
+    assert "or name a commit (hf:org/name/en@COMMIT:train)" in unknown.stdout
+
+
+def test_another_commit_is_another_trial(hub, submit, tmp_path):
+    hub.commits[SECOND] = {**FILES, "en/train-1.jsonl": lines(900, 990)}
+    first, second = (
+        of_trial(submit(hub.url, f"'hf://datasets/org/name@{commit}/en/train-*'"))
+        for commit in (FIRST, SECOND)
+    )
+    assert first[0] != second[0]
+    assert not (tmp_path / "sweep.hub_commits.json").exists()
+
+
+def test_a_network_that_fails_keeps_what_was_tokenised(tmp_path):
+    def build(error):
+        def build(folder):
+            (folder / "progress.json").write_text("half")
+            raise error
+
+        return build
+
+    with pytest.raises(DataError):
+        cached_folder(tmp_path, "text-1", build(NetworkError(["x"])), resumable=True)
+    assert (tmp_path / "text-1.partial" / "progress.json").exists()
+    with pytest.raises(DataError):
+        cached_folder(tmp_path, "text-1", build(DataError(["x"])), resumable=True)
+    assert not (tmp_path / "text-1.partial").exists()
 
 
 @pytest.mark.parametrize(
