@@ -27,6 +27,7 @@ import analysis
 from analysis.loading.schema import check_rows, exclusions, plain_row
 from analysis.plotting.axes import log_scale, margins, rounded
 from analysis.plotting.sweep_figure import sweep_figure
+from analysis.scaling.equal_compute import higher_is_better
 from analysis.scaling.tuned_setting import tuned_setting
 from orchestrator.planning.pricing import account
 from orchestrator.records.errors import ConfigError, ExperimentError, StoreError
@@ -421,6 +422,9 @@ def _figure(runs: "analysis.Runs", columns: Sequence[Column], path: Path) -> Non
         sweep_figure(runs, fits).savefig(path, dpi=130)
         return
     across = _across(table)
+    if all(rows[across].nunique() == 1 for _, rows in _curves(table, across)):
+        _dots(table, across, columns, path)
+        return
     figure, axes = plt.subplots(
         1, len(columns), figsize=(4.2 * len(columns), 3.6), squeeze=False, layout="constrained"
     )
@@ -433,6 +437,32 @@ def _figure(runs: "analysis.Runs", columns: Sequence[Column], path: Path) -> Non
         panel.set(xlabel=across.rpartition(".")[2].replace("_", " "), ylabel=heading)
         log_scale(panel, "x", *margins(table[across], least=1.5), show=rounded, most=8)
     axes[0][-1].legend(fontsize=7)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _dots(table: pd.DataFrame, across: str, columns: Sequence[Column], path: Path) -> None:
+    """Draw one size of each: a line per architecture, best first, small dots for seeds."""
+    best = columns[0][0]
+    named = sorted(_curves(table, across), key=lambda curve: float(curve[1][best].mean()))
+    if higher_is_better(best):
+        named.reverse()
+    figure, axes = plt.subplots(
+        1,
+        len(columns),
+        figsize=(2.2 + 3.4 * len(columns), 0.8 + 0.24 * len(named)),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for panel, (metric, heading) in zip(axes[0], columns, strict=True):
+        for place, (_, rows) in enumerate(named):
+            panel.scatter(rows[metric], [place] * len(rows), s=12, color="tab:blue", alpha=0.5)
+            panel.scatter(rows[metric].mean(), place, s=60, marker="|", color="black")
+        panel.set(xlabel=heading)
+        panel.grid(axis="both", alpha=0.3)
+    axes[0][0].set_yticks(range(len(named)), [name for name, _ in named])
+    axes[0][0].invert_yaxis()
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
