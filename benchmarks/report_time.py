@@ -66,13 +66,14 @@ def count_formats() -> None:
 def parts(runs: Path, sweep: str, out: Path) -> None:
     """Print the CPU seconds of each part of a report."""
     began = cpu_seconds()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as the command
     with measured("imports"):
+        from orchestrator.cli import analyse
+
+        analyse._run_lightly()  # as the command
         import analysis
         from analysis.report import figure_files
         from analysis.report.contents import report_contents
         from analysis.report.html import write_contents
-        from orchestrator.cli import analyse
 
         count_formats()
         # Formats are counted in one process.

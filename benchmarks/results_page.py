@@ -422,14 +422,15 @@ def _figure(runs: "analysis.Runs", columns: Sequence[Column], path: Path) -> Non
         sweep_figure(runs, fits).savefig(path, dpi=130)
         return
     across = _across(table)
-    if all(rows[across].nunique() == 1 for _, rows in _curves(table, across)):
-        _dots(table, across, columns, path)
+    curves = list(_curves(table, across))
+    if across == "total_params" and all(rows[across].nunique() == 1 for _, rows in curves):
+        _dots(curves, columns, path)
         return
     figure, axes = plt.subplots(
         1, len(columns), figsize=(4.2 * len(columns), 3.6), squeeze=False, layout="constrained"
     )
     for panel, (metric, heading) in zip(axes[0], columns, strict=True):
-        for name, rows in _curves(table, across):
+        for name, rows in curves:
             means = rows.groupby(across)[metric].mean()
             (line,) = panel.plot(means.index, means, marker="o", label=name)
             if rows["seed"].nunique() > 1:
@@ -441,10 +442,12 @@ def _figure(runs: "analysis.Runs", columns: Sequence[Column], path: Path) -> Non
     plt.close(figure)
 
 
-def _dots(table: pd.DataFrame, across: str, columns: Sequence[Column], path: Path) -> None:
+def _dots(
+    curves: Sequence[tuple[str, pd.DataFrame]], columns: Sequence[Column], path: Path
+) -> None:
     """Draw one size of each: a line per architecture, best first, small dots for seeds."""
     best = columns[0][0]
-    named = sorted(_curves(table, across), key=lambda curve: float(curve[1][best].mean()))
+    named = sorted(curves, key=lambda curve: float(curve[1][best].mean()))
     if higher_is_better(best):
         named.reverse()
     figure, axes = plt.subplots(

@@ -170,15 +170,17 @@ class _Linear:
         fitted = Q.T @ errors
         self._residuals = errors - Q @ fitted
         self._generator, self._p, self._true = generator, p, -fitted
+        self._n_draws = len(w)
         solved = np.linalg.solve(normal + RIDGE * np.eye(p), w[:, None, :] * Q.T)  # (draws, p, n)
-        self._refitted = (solved.reshape(-1, n) @ self._residuals).reshape(len(w), p, -1)
+        # One matrix (p, draws x simulated), so that quantities are one product with it.
+        rows = solved.transpose(1, 0, 2).reshape(-1, n)
+        self._refitted = (rows @ self._residuals).reshape(p, -1)
 
     def fits_of(self, quantities: Array) -> SimulatedFits:
         """Return the simulated fits of k quantities, given as derivatives (k, p)."""
         v = (quantities / self._size) @ self._from_Q
-        return SimulatedFits(
-            refitted=np.einsum("kp,bpm->kbm", v, self._refitted, optimize=True), true=v @ self._true
-        )
+        refitted = (v @ self._refitted).reshape(len(v), self._n_draws, N_SIMULATED)
+        return SimulatedFits(refitted=refitted, true=v @ self._true)
 
     def new_runs(self, at: SimulatedFits) -> SimulatedFits:
         """Return a new run at each place.
@@ -189,7 +191,7 @@ class _Linear:
         residuals = widened(self._residuals, self._p)
         rows = self._generator.integers(len(residuals), size=(n_draws, n))
         own = np.sqrt(2.0) * self._generator.standard_normal((k, n))
-        picked = residuals[rows, np.arange(n)]
+        picked = residuals.ravel()[rows * n + np.arange(n)]  # one index is quicker than two
         return SimulatedFits(refitted=at.refitted + picked, true=at.true + own)
 
 
@@ -204,11 +206,13 @@ def widened(residuals: Array, n_free: int) -> Array:
 
 def _truth_depths(simulated: SimulatedFits) -> Array:
     """Return (k, simulated) which central share of the refits just holds the truth."""
-    true = simulated.true[:, None, :]
     n = simulated.refitted.shape[1]
-    below, reaching = (
-        compare(simulated.refitted, true).view(np.uint8).sum(axis=1, dtype=np.uint32) / n
-        for compare in (np.less, np.less_equal)
-    )
-    depths: Array = np.abs(below + reaching - 1)
+    depths = np.empty(simulated.true.shape)
+    # One quantity at a time stays in a core's cache: half the time of all at once.
+    for i, (refitted, true) in enumerate(zip(simulated.refitted, simulated.true, strict=True)):
+        below, reaching = (
+            compare(refitted, true).view(np.uint8).sum(axis=0, dtype=np.uint32) / n
+            for compare in (np.less, np.less_equal)
+        )
+        depths[i] = np.abs(below + reaching - 1)
     return depths

@@ -108,13 +108,15 @@ def png(pixels: NDArray[np.uint8], *, dpi: int) -> bytes:
     third of the time.
     """
     height, width, _ = pixels.shape
-    rows = np.zeros((height, 1 + 3 * width), dtype=np.uint8)  # a row begins with its filter: none
-    rows[:, 1:] = pixels.reshape(height, -1)
+    rows = np.empty((height, 1 + 3 * width), dtype=np.uint8)
+    rows[:, 0] = 0  # a row begins with its filter: none
+    for colour in range(3):  # one at a time: five times as fast as three of every pixel
+        rows[:, 1 + colour :: 3] = pixels[..., colour]
     per_metre = round(dpi / 0.0254)
     chunks = (
         (b"IHDR", struct.pack(">2I5B", width, height, 8, 2, 0, 0, 0)),
         (b"pHYs", struct.pack(">2IB", per_metre, per_metre, 1)),
-        (b"IDAT", zlib.compress(rows.tobytes(), level=1)),
+        (b"IDAT", zlib.compress(rows.data, level=1)),
         (b"IEND", b""),
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(

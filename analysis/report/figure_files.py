@@ -89,11 +89,14 @@ def draw_beside(
 
 
 def sweep_figures(runs: Runs, fits: SweepFits) -> dict[str, Maker]:
-    """Return the figures that follow from runs and their curves alone, by stem."""
+    """Return the figures that follow from runs and their curves alone, by stem.
+
+    Those of curves take longest and come first: processes that share the figures then end together.
+    """
     return {
+        **_curve_figures(fits),
         FIGURE_STEM: lambda: _sweep_figure(runs, fits),
         USAGE_STEM: lambda: _usage_figure(runs, fits),
-        **_curve_figures(fits),
         HEAT_MAP_STEM: lambda: _heat_map_figure(runs, fits),
         **_table_reads_figures(runs),
     }

@@ -99,10 +99,11 @@ def write_contents(
     progress("figures")
     earlier = figure_paths(folder) if earlier is None else earlier
     of_sweep = of_sweep or draw_beside(sweep_figures(contents.runs, contents.fits), folder)
-    pictures = {**draw_beside(content_figures(contents), folder)(), **of_sweep()}
+    of_contents = draw_beside(content_figures(contents), folder)
     write_tables(contents.tables, contents.main_tables, folder)
     numbers = json.dumps(contents.as_json(), indent=1, ensure_ascii=False) + "\n"
     (folder / NUMBERS).write_text(numbers, encoding="utf-8")
+    pictures = {**of_contents(), **of_sweep()}
     for path in set(earlier).difference(*(picture.paths for picture in pictures.values())):
         path.unlink(missing_ok=True)
     page = folder / PAGE

@@ -27,11 +27,13 @@ def in_second_process(tasks: Sequence[Callable[[], T]]) -> Callable[[], list[T]]
 
     Whoever is free takes the next task, this process once the results are asked for. Results must
     pickle, and tasks may write files alone. Where a fork is not safe (threads of Python, no Linux),
-    there is one core, or the other process fails, the work is done here.
+    no core is free beside this process and those at work already, or the other process fails, the
+    work is done here.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    free = cores - 1 - len(multiprocessing.active_children())
     safe = sys.platform == "linux" and threading.active_count() == 1
-    if not safe or cores < 2 or not 1 < len(tasks) <= _MOST_TASKS:
+    if not safe or free < 1 or not 1 < len(tasks) <= _MOST_TASKS:
         return lambda: [task() for task in tasks]
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)

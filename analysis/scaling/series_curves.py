@@ -7,7 +7,7 @@ Each series is fitted once per specification in CURVE_SPECS; further curves are 
 there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -68,6 +68,8 @@ def fit_series(
     table: pd.DataFrame,
     series: Mapping[str, str],
     specs: Sequence[CurveSpec],
+    *,
+    meanwhile: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> list[SeriesFit]:
     """Return the curves of every series; those whose columns are missing are left out.
@@ -76,6 +78,7 @@ def fit_series(
         table: Of `Runs`.
         series: Configuration to series.
         specs: Curves to fit.
+        meanwhile: Called once, while the second process has begun to fit.
         options: n_draws, seed and level of the fits.
     """
     found = []
@@ -90,7 +93,9 @@ def fit_series(
             if fitting and there:
                 found.append((name, spec, rows))
     # Twelve curves take a second; one is not worth a process.
-    fits = in_second_process([partial(_fit, spec, rows, **options) for _, spec, rows in found])()
+    fitted = in_second_process([partial(_fit, spec, rows, **options) for _, spec, rows in found])
+    meanwhile()
+    fits = fitted()
     return [
         SeriesFit(
             series=name,

@@ -3,7 +3,7 @@
 Everything that `memscale fit` prints and the report shows, from one call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -86,6 +86,7 @@ def fit_sweep(
     level: float = 0.95,
     specs: Sequence[CurveSpec] = CURVE_SPECS,
     by: Sequence[str] | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> SweepFits:
     """Summarise, fit and compare the runs of a sweep.
 
@@ -98,6 +99,8 @@ def fit_sweep(
         specs: Curves to fit; those whose columns are missing are left out.
         by: Settings that tell curves apart (`model.n_keys`, `preset`); None: all that vary beside
             the size. Of others that vary, a curve goes through the best of every size.
+        meanwhile: Called once, while the second process has begun to fit: imports, say, that only
+            what follows needs.
 
     Raises:
         ValueError: If the table has no parameters, which configurations are told apart by, a
@@ -119,7 +122,9 @@ def fit_sweep(
     fitted = table if by is None else best_of_every_size(table, series, by_preset="preset" in by)
     labels = name_series(table, by=varied)
     summaries = summarise(table, series=series, labels=labels, level=level)
-    curves = fit_series(fitted, series, specs, n_draws=n_draws, seed=seed, level=level)
+    curves = fit_series(
+        fitted, series, specs, meanwhile=meanwhile, n_draws=n_draws, seed=seed, level=level
+    )
     by_size = {(c.series, c.spec.outcome): c.fit for c in curves if c.spec.x == "total_params"}
     pairs, unpaired = equal_flops(
         table, summaries, by_size, baseline=baseline, level=level, seed=seed

@@ -3,7 +3,7 @@
 import atexit
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +24,7 @@ from orchestrator.cli.app import (
     spent_text,
     verb,
 )
+from orchestrator.cli.lazy_modules import load_on_first_use
 
 Csv = Annotated[
     bool, typer.Option("--csv", help="Print the tables as CSV: a line `# NAME`, then numbers.")
@@ -97,14 +98,15 @@ def report(
 ) -> None:
     """Answer the question: fit, draw and write report.html, one self-contained page."""
     _run_lightly()
+    folder, price = out or runs / sweep / "report", read_price(price_text)
+    runs_table, fits = _fits(sweep, runs, tracking_uri, by, baseline, meanwhile=_import_report)
+
     from analysis.report.contents import report_contents
     from analysis.report.figure_files import draw_beside, figure_paths, sweep_figures
     from analysis.report.html import write_contents
     from analysis.report.tables import tables
     from orchestrator.cli.render import results
 
-    folder, price = out or runs / sweep / "report", read_price(price_text)
-    runs_table, fits = _fits(sweep, runs, tracking_uri, by, baseline)
     earlier = figure_paths(folder)
     of_sweep = draw_beside(sweep_figures(runs_table, fits), folder)
     trials = () if tracking_uri else _recorded_trials(runs, sweep)
@@ -133,6 +135,11 @@ def report(
     if spent is not None:
         console.print(f"{sweep}: {spent}\n")
     console.print(results.next_steps(page, figures, sweep=sweep, runs_option=runs_option(runs)))
+
+
+def _import_report() -> None:
+    """Import what writes reports, matplotlib with it: a third of a second."""
+    import analysis.report.html  # noqa: F401
 
 
 def _echo_part(part: str) -> None:
@@ -263,7 +270,10 @@ def _run_lightly() -> None:
     """Set up this process for many small matrices and objects, before numpy is imported."""
     # Threads of linear algebra that wait for each other take three times the CPU seconds of one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    gc.set_threshold(100_000, 20, 20)
+    # SciPy copies the names of all of NumPy, and PDFs cut out parts of fonts for one type of them
+    # that no figure has: a seventh of a second, of the latter in every process.
+    load_on_first_use("numpy.f2py", "numpy.testing", "fontTools.subset")
+    gc.set_threshold(300_000, 20, 20)
     # Else Python looks for cycles among all that was imported as it ends, for a fifth of a second.
     atexit.register(gc.freeze)
 
@@ -274,6 +284,7 @@ def _fits(
     tracking_uri: str | None,
     by: str | None,
     baseline: str | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> tuple[Any, Any]:
     """Load and fit: from the trial directories, or from a tracker when one is named."""
     import analysis
@@ -293,7 +304,10 @@ def _fits(
     names = None if by is None else [n for part in by.split(",") if (n := part.strip())]
     try:
         return table, analysis.fit_sweep(
-            table, by=names and [n for n in names if n != "architecture"], baseline=baseline
+            table,
+            by=names and [n for n in names if n != "architecture"],
+            baseline=baseline,
+            meanwhile=meanwhile,
         )
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -80,6 +80,24 @@ def points(figures):
     }
 
 
+def test_one_size_of_each_is_a_line_of_dots_the_best_first(write, page, results_page):
+    for architecture, seed, bits in (
+        ("dense", 0, 1.5),
+        ("dense", 1, 1.7),
+        ("memory_plus", 0, 1.25),
+    ):
+        write(architecture, seed, people=1_000, **{"valid/bits_per_byte": bits, EXACT: 0.2})
+
+    _, figures = page()
+    bits = figures[-1].axes[0]
+    results_page.plt.close("all")
+
+    assert [label.get_text() for label in bits.get_yticklabels()] == ["memory_plus", "dense"]
+    drawn = [sorted(map(tuple, dots.get_offsets().tolist())) for dots in bits.collections]
+    assert drawn == [[(1.25, 0)], [(1.25, 0)], [(1.5, 1), (1.7, 1)], [(1.6, 1)]]
+    assert bits.yaxis_inverted()
+
+
 def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results_page):
     recall = {"valid/bits_per_byte": 1.5, EXACT: 0.2, f"{EXACT}_stderr": 0.125}
     write("dense", 0, people=1_000, **recall, **{"time/train_s": 1_000.0})

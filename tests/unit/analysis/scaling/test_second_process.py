@@ -1,3 +1,4 @@
+import multiprocessing
 import os
 import threading
 import time
@@ -14,6 +15,8 @@ HERE = os.getpid()
 def two_cores(monkeypatch):
     if not hasattr(os, "sched_getaffinity"):
         pytest.skip("forks are for Linux")
+    for process in multiprocessing.active_children():
+        process.join()  # of the test before
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # pytest-timeout has one of its own
 
@@ -70,3 +73,15 @@ def test_with_threads_or_one_core_or_one_task_nothing_is_forked(two_cores, monke
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     assert in_second_process([os.getpid] * 2)() == [HERE] * 2
+
+
+def test_no_second_process_shares_a_core_with_one_that_is_at_work(two_cores, tmp_path):
+    def wait():
+        while not (tmp_path / "go").exists():
+            time.sleep(0.01)
+
+    first = in_second_process([wait] * 2)
+
+    assert in_second_process([os.getpid] * 2)() == [HERE] * 2
+    (tmp_path / "go").touch()
+    first()

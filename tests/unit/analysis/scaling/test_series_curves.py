@@ -64,3 +64,11 @@ def test_a_ceiling_of_one_far_above_the_runs_is_at_its_bound():
     assert fit.parameters["ceiling"] == 1.0
     assert fit.status == "hit_bound"
     assert "do not show where accuracy levels off" in fit.sentence
+
+
+def test_what_is_to_be_done_meanwhile_is_done_once_also_beside_no_curve():
+    done = []
+
+    fit_series(pd.DataFrame(), {}, [SPEC], meanwhile=lambda: done.append("once"))
+
+    assert done == ["once"]
