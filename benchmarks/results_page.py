@@ -453,7 +453,7 @@ def _dots(
     figure, axes = plt.subplots(
         1,
         len(columns),
-        figsize=(2.2 + 3.4 * len(columns), 0.8 + 0.24 * len(named)),
+        figsize=(2.2 + 3.4 * len(columns), 0.9 + 0.26 * len(named)),
         sharey=True,
         squeeze=False,
         layout="constrained",
@@ -463,9 +463,9 @@ def _dots(
             panel.scatter(rows[metric], [place] * len(rows), s=12, color="tab:blue", alpha=0.5)
             panel.scatter(rows[metric].mean(), place, s=60, marker="|", color="black")
         panel.set(xlabel=heading)
+        panel.set_ylim(len(named) - 0.5, -0.5)
         panel.grid(axis="both", alpha=0.3)
     axes[0][0].set_yticks(range(len(named)), [name for name, _ in named])
-    axes[0][0].invert_yaxis()
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
