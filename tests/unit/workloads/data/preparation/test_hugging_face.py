@@ -356,6 +356,7 @@ def test_files_of_a_data_set_are_named_by_a_pattern(hub, run, tmp_path):
     assert shards(tmp_path / "out") == from_disk(tmp_path), done.stdout
 
 
+@pytest.mark.long
 def test_a_sweep_reads_the_hub_and_keeps_the_commit_that_it_began_with(hub, submit, tmp_path):
     """Killed in the middle, `main` moved on, then without a network: one trial, the same bytes."""
     killed = submit(hub.url, "hf:org/name/en", kill_after=21)
