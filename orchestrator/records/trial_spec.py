@@ -179,8 +179,9 @@ class EvaluationSchedule:
     most_share: PositiveFloat | None = None
     """Of the training's time, after which evaluations during training stop. None: 0.05 where the
     rows are chosen by planning, else no limit."""
-    skipped: str | None = None
-    """Why planning leaves it out of a training that is too short for it; None: it does not."""
+    skipped: str | None = field(default=None, metadata={"planned": True})
+    """Why planning leaves it out of a training that is too short for it; None: it does not. No
+    sweep file writes it."""
 
     def __post_init__(self) -> None:
         check_fields(self)

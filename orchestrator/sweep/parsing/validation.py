@@ -30,8 +30,9 @@ LARGEST_BITS = 1_000
 
 
 def field_names(cls: Any) -> list[str]:
-    """Return the fields of a config dataclass, in order."""
-    return list(messages.field_types(cls))
+    """Return the fields of a config dataclass that a sweep file may write, in order."""
+    planned = {field.name for field in dataclasses.fields(cls) if field.metadata.get("planned")}
+    return [name for name in messages.field_types(cls) if name not in planned]
 
 
 def check_field(cls: Any, name: str, value: YamlNode) -> Any:

@@ -1,6 +1,6 @@
 /* Gathers and scatters rows of tables in host memory: the compiled half of host_rows.py.
 
-   A row that is read at random comes from memory 100 ns after it is asked for. So each thread asks
+   A row that is read at random comes from memory some 100 ns after it is asked for. So each thread asks
    for rows ahead of the one that it copies (software prefetch), which numpy does not. */
 
 #define PY_SSIZE_T_CLEAN

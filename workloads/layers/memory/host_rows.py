@@ -28,7 +28,8 @@ Items = NDArray[np.void]
 Ids = NDArray[np.integer]
 
 MAX_THREADS = 16
-"""More do not make memory faster."""
+"""Sixteen took 0.86 of the time of eight, with rows of 256 bytes; more were not tried
+(docs/benchmarks.md)."""
 LEAST_OF_A_THREAD = 4096
 """Rows; for fewer it is not worth starting."""
 

@@ -106,6 +106,7 @@ def test_benchmarks_are_no_part_of_a_trials_name(file: Path) -> None:
         ("{suites: [small], at: [0, 1]}", "must be shares of the training"),
         ("{suites: [small], rows: 0}", "rows"),
         ("{suite: [small]}", "suite"),
+        ("{suites: [small], skipped: as I say}", "unknown key 'skipped'"),
         ("[small]", "mapping"),
     ],
 )

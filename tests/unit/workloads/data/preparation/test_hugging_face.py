@@ -145,12 +145,10 @@ class Hub:
         return {"type": "file", "oid": digest[:40], "size": size, "path": path, "lfs": lfs}
 
 
-PREPARE = """
+KILLED_AFTER_WRITES = """
 import json, os, signal, sys
 from pathlib import Path
 from workloads.data.preparation import tokenise
-from workloads.data.preparation.prepare import PrepareRequest, prepare
-from workloads.data.readers.problems import DataError, NetworkError
 
 tokenise._BATCH_CHARS, tokenise.COMMIT_BYTES = 1_000, 2_000
 write, left = tokenise.ShardWriter.append_documents, int(sys.argv[1])
@@ -166,6 +164,14 @@ def append(self, tokens, lengths):
 
 
 tokenise.ShardWriter.append_documents = append
+"""
+"""Begins a program that is killed after as many writes as its first argument says; 0 is never."""
+
+
+PREPARE = """
+from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.readers.problems import DataError, NetworkError
+
 for tokenizer, out, source in json.loads(sys.argv[2]):
     try:
         prepare(
@@ -178,30 +184,14 @@ for tokenizer, out, source in json.loads(sys.argv[2]):
 
 
 SUBMIT = """
-import json, os, signal, sys
-from pathlib import Path
 from orchestrator.planning.input_data import check_data, prepare_data
 from orchestrator.planning.pricing import make_plan
 from orchestrator.records.errors import ConfigError
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
 from orchestrator.tracking.corpus_dataset import trial_datasets
-from workloads.data.preparation import tokenise
 
-tokenise._BATCH_CHARS, tokenise.COMMIT_BYTES = 1_000, 2_000
-write, left, folder = tokenise.ShardWriter.append_documents, int(sys.argv[1]), Path(sys.argv[2])
-
-
-def append(self, tokens, lengths):
-    global left
-    write(self, tokens, lengths)
-    left -= 1
-    if not left:
-        self._file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-tokenise.ShardWriter.append_documents = append
+folder = Path(sys.argv[2])
 try:
     sweep = load_sweep(folder / "sweep.yaml")
     plan = make_plan(sweep, SweepDir(folder / "runs").snapshot(), ())
@@ -235,7 +225,7 @@ def run(tmp_path):
     def run(endpoint: str, *sources, out="out", kill_after=0, token=None):
         """Prepare each source in one process of its own: the library reads its endpoint once."""
         calls = [(str(tmp_path / "tokenizer.json"), str(tmp_path / out), one) for one in sources]
-        arguments = [PREPARE, str(kill_after), json.dumps(calls)]
+        arguments = [KILLED_AFTER_WRITES + PREPARE, str(kill_after), json.dumps(calls)]
         return run_python(arguments, endpoint, tmp_path / "home", token)
 
     return run
@@ -261,7 +251,7 @@ def submit(tmp_path):
 
     def submit(endpoint: str, source: str, *, kill_after=0):
         (tmp_path / "sweep.yaml").write_text(SWEEP.format(source))
-        arguments = [SUBMIT, str(kill_after), str(tmp_path)]
+        arguments = [KILLED_AFTER_WRITES + SUBMIT, str(kill_after), str(tmp_path)]
         return run_python(arguments, endpoint, tmp_path / "home")
 
     return submit
