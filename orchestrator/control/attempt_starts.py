@@ -93,6 +93,9 @@ class AttemptStarter:
         suffix = f" ({shared.grant.why})" if shared.grant.why else ""
         for trial_id, reason in decided.waits.items():
             state.trials[trial_id].wait = reason + suffix
+        for placement in decided.placements:
+            # An earlier reason is no longer true, even if this round ends before its turn.
+            state.trials[placement.trial_id].wait = ""
         demands = {waiting.trial_id: waiting.demand for waiting in snapshot.waiting}
         # Hundreds of starts take seconds; the rest waits for the next round. What came before does
         # not count: with ten thousand trials it takes seconds too, and nothing would ever start.

@@ -72,7 +72,8 @@ def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
         running = [t.trial_id for t in status.trials if t.state == "running"]
         at_gate = [t for t in running if (sweep.trial(t).path / "at-gate").exists()]
         waiting = [t for t in status.trials if t.state == "waiting"]
-        if running and at_gate == running and all(t.wait for t in waiting):
+        # A slow Ray is asked again in two seconds, which is not a lack of room.
+        if running and at_gate == running and all(t.wait.startswith("needs ") for t in waiting):
             together.append(set(running))
             for trial_id in running:
                 (sweep.trial(trial_id).path / "go").touch()

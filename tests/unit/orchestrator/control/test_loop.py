@@ -671,6 +671,32 @@ def test_trials_start_even_if_looking_at_them_takes_longer_than_a_round_of_start
     assert world.run(*ids, script=finish(world, *ids)).complete
 
 
+def test_a_trial_whose_turn_comes_in_the_next_round_waits_for_nothing_any_more(world):
+    ids = [world.trial(seed) for seed in range(3)]
+    world.launcher.node = Node(node_id="n", host="host-n", cpus=1, gpus=())
+    launch = world.launcher.launch
+
+    def slow_launch(request):
+        world.now += 2 * STARTING_S
+        return launch(request)
+
+    world.launcher.launch = slow_launch
+
+    def script():
+        yield
+        assert all("0 of 1 core free" in t.wait for t in world.updates[-1].trials[1:])
+        world.launcher.node = replace(world.launcher.node, cpus=3)
+        yield
+        assert [t.wait for t in world.updates[-1].trials] == ["", "", ""]
+        assert [t.state for t in world.updates[-1].trials] == ["running", "running", "waiting"]
+        while True:
+            for trial_id in list(world.launcher.running):
+                world.launcher.end(trial_id, {0: 0})
+            yield
+
+    assert world.run(*ids, script=script()).complete
+
+
 def test_cancelled_trials_stop_for_good_and_the_others_go_on(world):
     ids = [world.trial(seed) for seed in range(4)]
 
