@@ -125,6 +125,7 @@ def waiting(exporter, fewer_than):
     return lambda: exporter.unsynced_points < fewer_than
 
 
+@pytest.mark.long
 def test_sqlite_holds_the_journals_once_however_often_they_are_sent(
     runs, client, sweep, monkeypatch
 ):

@@ -254,6 +254,7 @@ def assert_no_secret(sweep: SweepDir):
             assert PASSWORD.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.long
 def test_a_refused_password_is_told_without_telling_it(tmp_path, guard):
     sweep = submitted(tmp_path)
     secret_in_uri = guard.url.replace("https://", f"https://ada:{PASSWORD}@")

@@ -228,9 +228,14 @@ def test_killed_rank_is_told_from_those_that_we_end_after_it(node):
     wait_until(lambda: seen(launch, 1)["pid"] not in node.left())
     assert node.supervisor.poll() == []
 
-    node.skipped_s = AFTER_FAILURE_S
-    (ended,) = node.wait_for_end()
+    def poll_a_second_later():
+        # Only from when the supervisor has heard of the death does it wait for the other rank.
+        node.skipped_s += 1.0
+        return node.supervisor.poll()
 
+    (ended,) = wait_until(poll_a_second_later)
+
+    assert node.skipped_s >= AFTER_FAILURE_S
     assert ended.exit_codes == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
     assert ended.killed_by_launcher == {0}
 

@@ -467,7 +467,9 @@ with process_group.join(**where) as world:
 """
 
 
-@pytest.mark.parametrize("rule", ["deferred_adamw", "rowwise"])
+@pytest.mark.parametrize(
+    "rule", ["deferred_adamw", pytest.param("rowwise", marks=pytest.mark.long)]
+)
 def test_bf16_rows_are_rounded_alike_on_any_number_of_ranks(rule, tmp_path, run_ranks):
     def trained_on(size):
         run_ranks(SHARDED_STEPS, size, {"size": size, "folder": tmp_path, "rule": rule})

@@ -284,6 +284,7 @@ def from_disk(tmp_path: Path) -> dict[str, bytes]:
     return shards(tmp_path / "local")
 
 
+@pytest.mark.long
 def test_a_killed_run_goes_on_at_its_commit_in_the_file_where_it_was(hub, run, tmp_path):
     """Equal to the same files on disk, though `main` moved on; the token is nowhere."""
     hub.gated = True
@@ -340,6 +341,7 @@ def test_a_gated_data_set_and_no_network_are_one_sentence(hub, run):
     assert "check the network" in done.stdout
 
 
+@pytest.mark.long
 def test_files_of_a_data_set_are_named_by_a_pattern(hub, run, tmp_path):
     done = run(hub.url, f"hf://datasets/org/name@{FIRST}/en/train-*")
     assert done.returncode == 0, done.stderr
@@ -380,6 +382,7 @@ def test_a_sweep_reads_the_hub_and_keeps_the_commit_that_it_began_with(hub, subm
     assert "or name a commit (hf:org/name/en@COMMIT:train)" in unknown.stdout
 
 
+@pytest.mark.long
 def test_another_commit_is_another_trial(hub, submit, tmp_path):
     hub.commits[SECOND] = {**FILES, "en/train-1.jsonl": lines(900, 990)}
     first, second = (
