@@ -24,10 +24,11 @@ UNIT_WORKERS := -n $(WORKERS)
 HALF := $(shell expr $(WORKERS) / 2)
 HALF_WORKERS := -n $(if $(filter 0 1,$(HALF)),0,$(HALF))
 INTEGRATION_WORKERS := -n $(shell expr \( 3 \* $(WORKERS) + 1 \) / 2)
+# Golden and property tests run with those of workloads: then both sessions take about as long.
+WITH_WORKLOADS := tests/unit/workloads tests/golden tests/property
 # Only files that may hold some are read for them: reading all takes as long as a test. All tests of
 # the last two of these folders bear the mark of their folder (tests/unit/test_marks.py).
-WORKLOADS := tests/unit/workloads tests/golden tests/property
-ELSEWHERE := $(addprefix --ignore=,$(WORKLOADS) tests/integration tests/gpu)
+ELSEWHERE := $(addprefix --ignore=,$(WITH_WORKLOADS) tests/integration tests/gpu)
 OTHERS = $(if $(TEST_ARGS),$(UNIT_WORKERS),$(HALF_WORKERS) $(ELSEWHERE))
 INTEGRATION = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' 'mark\.integration' tests))
 PROPERTIES = $(if $(TEST_ARGS),,$(shell grep -rl --include='test_*.py' '@given' tests))
@@ -79,8 +80,8 @@ status=$$?; printf '\n$(1):\n'; cat $$printed; exit $$status
 endef
 
 .test-workloads:
-	$(if $(TEST_ARGS),@:,$(call PRINTED_LATER,tests of workloads and golden and property tests, \
-	    $(PYTEST) $(HALF_WORKERS) -m "not integration and $(KINDS)" $(WORKLOADS)))
+	$(if $(TEST_ARGS),@:,$(call PRINTED_LATER,golden and property tests and those of workloads, \
+	    $(PYTEST) $(HALF_WORKERS) -m "not integration and $(KINDS)" $(WITH_WORKLOADS)))
 
 .test-integration:
 	$(call PRINTED_LATER,integration tests,$(PYTEST) $(INTEGRATION_WORKERS) \
