@@ -50,7 +50,7 @@ class HubCommits:
             try:
                 commit = self._hub().current_commit(source)
             except ValueError as error:
-                fix = f"or name a commit ({source.at('COMMIT').text}), which needs no network here"
+                fix = f"or name a commit ({source.at('COMMIT').text}): planning it needs no network"
                 return place.diagnostic(str(error), fix)
             path = _pins_of(self._sweep_file)
             try:

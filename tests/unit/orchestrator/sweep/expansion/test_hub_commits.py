@@ -88,7 +88,7 @@ def test_what_hinders_is_one_sentence(hub, files, tmp_path, monkeypatch):
     refused = HubCommits(files[0], files, lambda: hub).pinned(NAME, PLACE)
     assert isinstance(refused, Diagnostic)
     assert "the hub did not answer" in str(refused)
-    assert "name a commit (hf:owner/name@COMMIT:train), which needs no network" in str(refused)
+    assert "name a commit (hf:owner/name@COMMIT:train): planning it needs no" in str(refused)
 
     def full(path, record):
         raise OSError(30, "Read-only file system")
