@@ -1,6 +1,7 @@
 """Device, threads, precision and determinism of a rank."""
 
 import ctypes
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -66,8 +67,8 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
 
     fp32 means fp32: TF32 is allowed only where bf16 was chosen anyway. On a CPU only deterministic
     kernels are used, which costs nothing there; filling fresh memory, which would, is left out. On
-    a GPU the deterministic forms of some scatters are several times slower, so a repeated run may
-    differ in the last bits.
+    a GPU products repeat bit for bit (`_fix_cublas_workspace`), but the deterministic forms of some
+    scatters are several times slower. So a repeated run may differ in the last bits.
     """
     deterministic: Any = torch.utils.deterministic
     before = (
@@ -81,6 +82,7 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
     torch.use_deterministic_algorithms(device.type == "cpu")
     deterministic.fill_uninitialized_memory = False
     if device.type == "cuda":
+        _fix_cublas_workspace()
         torch.cuda.set_device(device)
     else:
         _keep_freed_memory()
@@ -124,6 +126,17 @@ def gpu_stream(device: torch.device, *, own: bool = True) -> Iterator[None]:
 def _own_stream(device: torch.device) -> torch.cuda.Stream:
     """Return a stream of this process: cuBLAS keeps a workspace for each, and graphs know it."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _fix_cublas_workspace() -> None:
+    """Let a matrix product have the same bits whatever the process's other streams compute.
+
+    cuBLAS promises that only for a workspace that is fixed ("Results reproducibility" in its
+    documentation). Without it seven of eight resumed trials with prefetched rows differed from ones
+    that went through. This is the size that torch takes on these GPUs anyway. cuBLAS reads it when
+    a process first multiplies; a setting of the user's stays.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def _keep_freed_memory() -> None:

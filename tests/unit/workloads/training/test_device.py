@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -18,6 +20,17 @@ def test_a_run_leaves_torchs_settings_as_it_found_them():
         assert settings() == (1, "highest", True, False)
 
     assert settings() == before
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, ":4096:8"), (":16:8", ":16:8")])
+def test_cublas_gets_a_fixed_workspace_unless_the_user_chose_one(monkeypatch, before, after):
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", before or "")  # so it is put back afterwards
+    if not before:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+
+    with device.numerics(torch.device("cuda", 0), n_threads=1, bf16=True):
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == after
 
 
 def test_bf16_is_for_gpus_unless_asked_for():

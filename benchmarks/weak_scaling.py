@@ -1,0 +1,148 @@
+"""Tokens per second of one trial on several GPUs over one: every GPU has the same tokens a step.
+
+    python benchmarks/weak_scaling.py                                    # dense and Memory+ 373m, one and two GPUs
+    python benchmarks/weak_scaling.py --gpus 1,4 --layouts columns,rows  # rows of the tables too
+    python benchmarks/weak_scaling.py --dense replicated,sharded         # dense parameters with FSDP2
+    python benchmarks/weak_scaling.py --device cpu --preset d16 --tokens 512 --seq-len 64 --vocab-size 512
+
+The loop is the trials' own (`workloads.training.train.run`): data, schedule, clipping, optimizer,
+metrics. The ranks of a trial hold its memory tables together, and sum the gradients of all else.
+Tables are updated row by row in bf16. The rate is the median of the later reports, after
+compilation; "peak GB" is the most that a rank's torch held.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from training_speed import Rates, text
+
+from orchestrator.sweep import registry
+from workloads.training.rank_job import RankJob
+from workloads.training.train import run
+
+HEADS = ("architecture", "tables", "dense", "GPUs", "M tokens/s", "over one GPU", "peak GB", "loss")
+ROWWISE = {"table_optimizer": "rowwise", "table_precision": "bf16"}
+LOG_EVERY = 5
+
+
+def main() -> None:
+    """Print one line per architecture, layout and number of GPUs."""
+    arguments = _arguments()
+    device = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
+    print(f"{device}, torch {torch.__version__}; {arguments.tokens:,} tokens a GPU and step")
+    print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|", flush=True)
+    for name in arguments.only.split(","):
+        has_tables = "n_keys" in registry.architecture(name).Config.__dataclass_fields__
+        layouts = arguments.layouts.split(",") if has_tables else ["-"]
+        alone: dict[str, Any] | None = None
+        for gpus in map(int, arguments.gpus.split(",")):
+            # One rank has no parts: neither of tables nor of dense parameters.
+            ways = [("-", "-")] if gpus == 1 else product(layouts, arguments.dense.split(","))
+            for layout, dense in ways:
+                found = _trained(arguments, name, layout, dense, gpus)
+                alone = found if gpus == 1 else alone
+                over = f"{found['rate'] / alone['rate']:.3f}" if alone else ""
+                cells = [name, layout, dense, str(gpus), f"{found['rate'] / 1e6:.4f}", over]
+                cells += [f"{found['peak'] / 1e9:.1f}", f"{found['loss']:.4f}"]
+                print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _trained(
+    arguments: argparse.Namespace, name: str, layout: str, dense: str, gpus: int
+) -> dict[str, Any]:
+    """Train with as many ranks; return the rate of all, the largest peak, and the last loss."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder_name:
+        folder = Path(folder_name)
+        text(folder / "text.txt")
+        ranks = [
+            context.Process(target=_rank, args=(arguments, name, layout, dense, gpus, rank, folder))
+            for rank in range(gpus)
+        ]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        if any(rank.exitcode for rank in ranks):
+            raise SystemExit("a rank failed")
+        found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(gpus)]
+    return {**found[0], "peak": max(each["peak"] for each in found)}
+
+
+def _rank(
+    arguments: argparse.Namespace,
+    name: str,
+    layout: str,
+    dense: str,
+    gpus: int,
+    rank: int,
+    folder: Path,
+) -> None:
+    rates = Rates()
+    batch_tokens = arguments.tokens * gpus
+    run(
+        RankJob(
+            data={
+                "source": "text",
+                "path": str(folder / "text.txt"),
+                "vocab_size": arguments.vocab_size,
+                "valid_tokens": arguments.seq_len * gpus,
+            },
+            model={"architecture": name, **registry.architecture(name).PRESETS[arguments.preset]},
+            train={
+                "tokens": arguments.steps * batch_tokens,
+                "batch_tokens": batch_tokens,
+                "seq_len": arguments.seq_len,
+                "lr": 1e-3,
+                **({} if name == "dense" else ROWWISE),
+            },
+            seed=0,
+            checkpoints=folder / "checkpoints",
+            cache=folder / "cache",
+            log_every_steps=LOG_EVERY,
+            evaluations=1,
+            checkpoint_every_s=1e9,
+            device=arguments.device,
+            rank=rank,
+            world_size=gpus,
+            memory_ranks=1 if layout == "-" else gpus,
+            memory_layout="columns" if layout == "-" else layout,
+            dense_parameters="replicated" if dense == "-" else dense,
+            rendezvous=folder / "meet" if gpus > 1 else None,
+        ),
+        rates,
+    )
+    on_gpu = arguments.device == "cuda"
+    found: dict[str, float] = {"peak": torch.cuda.max_memory_allocated() if on_gpu else 0}
+    if rank == 0:  # the only one that reports
+        half = rates.seen[len(rates.seen) // 2 : -1] or rates.seen
+        found |= {"rate": statistics.median(half), "loss": rates.losses[-1]}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="dense,memory_plus", help="architectures")
+    parser.add_argument("--preset", default="373m")
+    parser.add_argument("--gpus", default="1,2", help="numbers of GPUs; one first, to compare with")
+    parser.add_argument("--layouts", default="columns", help="of tables: columns, rows or both")
+    parser.add_argument("--dense", default="replicated", help="replicated, sharded or both")
+    parser.add_argument("--tokens", type=int, default=32_768, help="of a GPU in a step")
+    parser.add_argument("--seq-len", type=int, default=2048)
+    parser.add_argument("--vocab-size", type=int, default=32_000)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
