@@ -93,6 +93,7 @@ def contrast_of_means(
     *,
     level: float = 0.95,
     extra_sd: float = 0.0,
+    extra_freedom: float = math.inf,
 ) -> MeanEstimate:
     """Return a weighted sum of means over seeds, with its interval and its p-value.
 
@@ -102,7 +103,8 @@ def contrast_of_means(
     Args:
         terms: Weight, and values over seeds, of each configuration.
         level: Of the interval.
-        extra_sd: Standard deviation of an error beside that of the seeds, known for certain.
+        extra_sd: Standard deviation of an error beside that of the seeds.
+        extra_freedom: Degrees of freedom with which it was estimated; infinite if it is known.
 
     Raises:
         ValueError: If a configuration has no value, or one is not finite.
@@ -122,6 +124,7 @@ def contrast_of_means(
         p = 1.0 if value == 0 else 0.0
         return MeanEstimate(value=value, low=value, high=value, n=n, method=method, p=p)
     squares = sum(v**2 / (len(side) - 1) for v, (_, side) in zip(variance, sides, strict=True))
+    squares += extra_sd**4 / extra_freedom
     freedom = min(sd**4 / squares if squares > 0 else math.inf, MOST_FREEDOM)
     half = _t_quantile(level, freedom) * sd
     return MeanEstimate(

@@ -231,6 +231,11 @@ class Law(ABC):
             curve = np.exp(self.log_values(self.features(inputs), self.internal(flat)))
         return np.asarray(curve.reshape(*np.shape(parameters)[:-1], curve.shape[1]))
 
+    def evaluate_each(self, inputs: Mapping[str, Array], parameters: Array) -> Array:
+        """Return the outcome (k, n) at inputs (k, n) for parameters (k, p), row i for row i."""
+        rows = [{name: inputs[name][i] for name in self.inputs} for i in range(len(parameters))]
+        return np.concatenate([self.evaluate(row, parameters[[i]]) for i, row in enumerate(rows)])
+
 
 def _check_bounds(parameter: Parameter, low: float, high: float) -> None:
     """Raise unless low..high are values that a parameter can have."""

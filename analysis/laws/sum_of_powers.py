@@ -81,8 +81,19 @@ class SumOfPowers(Law):
         n = len(next(iter(inputs.values())))
         return np.asarray(rows, dtype=np.float64).reshape(len(rows), n)
 
+    def evaluate_each(self, inputs: Mapping[str, Array], parameters: Array) -> Array:
+        """Return the outcome (k, n) at inputs (k, n), all rows at once."""
+        flat = self.features({name: inputs[name].ravel() for name in self.inputs})
+        features = flat.reshape(len(flat), *inputs[self.inputs[0]].shape)
+        with np.errstate(over="ignore", under="ignore"):
+            return np.asarray(np.exp(self.log_values(features, self.internal(parameters))))
+
     def log_values(self, features: Array, theta: Array) -> Array:
-        """Return the log-sum-exp of the terms (B, n)."""
+        """Return the log-sum-exp of the terms (B, n).
+
+        Features are the same for all rows of theta (n_features, n), or each has its own
+        (n_features, B, n).
+        """
         logs = self._log_terms(features, theta)
         top = logs[0]
         for log in logs[1:]:
@@ -150,13 +161,13 @@ class SumOfPowers(Law):
         return shapes
 
     def _log_terms(self, features: Array, theta: Array) -> list[Array]:
-        n = features.shape[1]
+        n = features.shape[-1]
         logs = []
         for amplitude, slots in zip(self._amplitude, self._slots, strict=True):
             log = theta[:, amplitude, None]
             for parameter, row in slots:
                 log = log + theta[:, parameter, None] * features[row]
-            logs.append(log if slots else np.broadcast_to(log, (len(theta), n)))
+            logs.append(log if slots else np.repeat(log, n, axis=1))
         return logs
 
 

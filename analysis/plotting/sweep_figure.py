@@ -189,12 +189,12 @@ def _draw_without_memory(axis: Axes, rows: Any, style: SeriesStyle, outcome: str
 
 def _draw_curve(axis: Axes, fit: LawFit, style: SeriesStyle, *, band: float) -> None:
     x = np.geomspace(fit.x.min(), fit.x.max(), 80)
-    prediction = fit.predict(x)
+    y, low, high = fit.curve(x)
     line = MISFIT_LINE if is_misfit(fit) else style.line
-    axis.plot(x, prediction.y, color=style.colour, linestyle=line, linewidth=2, zorder=2)
-    if np.isfinite(prediction.low).all():
+    axis.plot(x, y, color=style.colour, linestyle=line, linewidth=2, zorder=2)
+    if np.isfinite(low).all():
         shade: Any = {"color": style.colour, "alpha": band, "linewidth": 0, "zorder": 1}
-        axis.fill_between(x, prediction.low, prediction.high, **shade)
+        axis.fill_between(x, low, high, **shade)
 
 
 def _label(axes: Axes, runs: Runs, *, outcome: str, x: str) -> None:

@@ -183,9 +183,10 @@ def trials(runs: Runs) -> Table:
     def value(name: str) -> Callable[[Any], dict[str, Any]]:
         return lambda row: {name: None if pd.isna(row[name]) else row[name]}
 
+    there = [(label, name, show) for label, name, show in chosen if name in runs.table]
     columns = [
         Column(label, cell(name, show), name not in {"trial_id", "preset"}, value(name))
-        for label, name, show in chosen
-        if name in runs.table
+        for label, name, show in there
     ]
-    return Table.of("Trials", runs.table.to_dict(orient="records"), columns)
+    rows = runs.table[[name for _, name, _ in there]].to_dict(orient="records")
+    return Table.of("Trials", rows, columns)

@@ -15,12 +15,13 @@ PREFIX, SUFFIX = "step_time/", "_s"
 def step_times(runs: Runs, fits: SweepFits) -> Table:
     """Return one row per configuration: milliseconds of a step by phase, mean over seeds."""
     names = [str(c) for c in runs.table if str(c).startswith(PREFIX)]
-    means = runs.table.groupby("configuration")[names].mean().dropna(how="all") if names else None
+    means: dict[Any, dict[Any, float]] = {}
+    if names:
+        found = runs.table.groupby("configuration")[names].mean().dropna(how="all")
+        means = found.to_dict(orient="index")
 
     def value(summary: ConfigurationSummary, name: str) -> float:
-        assert means is not None, "there is no row without"
-        found: Any = means.at[summary.configuration, name]
-        return float(found)
+        return float(means[summary.configuration][name])
 
     def cell(name: str) -> Callable[[ConfigurationSummary], str]:
         return lambda s: "–" if value(s, name) != value(s, name) else f"{1e3 * value(s, name):.3g}"
@@ -36,7 +37,7 @@ def step_times(runs: Runs, fits: SweepFits) -> Table:
             for n in names
         ),
     ]
-    rows = [s for s in fits.summaries if means is not None and s.configuration in means.index]
+    rows = [s for s in fits.summaries if s.configuration in means]
     note = (
         "milliseconds of one step by phase, mean over seeds; on a GPU data is mostly hidden behind"
         " the step before"

@@ -122,12 +122,9 @@ class Curve:
     def loss_each(self, params: Array, memory: Array, tokens: Array) -> Array:
         """Return the loss (k, m) of sizes (k, m), row i under set i; NaN where a size is NaN."""
         values = self._inputs(params, memory, tokens)
-        loss = np.full(params.shape, np.nan)
-        for i, known in enumerate(np.isfinite(params)):
-            if known.any():
-                inputs = {name: values[name][i, known] for name in self.law.inputs}
-                loss[i, known] = self.law.evaluate(inputs, self.parameters[[i]])[0]
-        return loss
+        inputs = {name: values[name] for name in self.law.inputs}
+        loss = self.law.evaluate_each(inputs, self.parameters)
+        return np.where(np.isfinite(params), loss, np.nan)
 
     def loss(self, params: Array, memory: Array, tokens: Array) -> Array:
         """Return the loss (k, ...) at sizes and tokens of one shape (...)."""

@@ -212,10 +212,8 @@ def equal_flops(
         return [], [f"no {baseline} runs to compare with"]
     if not others:
         return [], [f"only {baseline} runs: nothing to compare"]
-    settings = {
-        str(name): group.iloc[0].to_dict()
-        for name, group in table.groupby("configuration", sort=False)
-    }
+    groups = {str(name): group for name, group in table.groupby("configuration", sort=False)}
+    settings = {name: group.iloc[0].to_dict() for name, group in groups.items()}
     pairs: list[EqualFlops] = []
     notes: list[str] = []
     for one in others:
@@ -228,8 +226,7 @@ def equal_flops(
             if outcome not in one.outcomes or outcome not in partner.outcomes:
                 continue
             mine, theirs = (
-                table.loc[table["configuration"] == s.configuration, outcome].to_numpy(dtype=float)
-                for s in (one, partner)
+                groups[s.configuration][outcome].to_numpy(dtype=float) for s in (one, partner)
             )
             curve = fits.get((partner.series, outcome))
             pairs.append(

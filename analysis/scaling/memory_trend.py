@@ -66,6 +66,8 @@ def memory_trends(
     for (architecture, preset, *_), group in rows.assign(preset=size_names(rows)).groupby(
         fixed, sort=False, dropna=False
     ):
+        if group[MEMORY].nunique() < FEWEST_TABLES:
+            continue  # the best of them are no more
         one_series = dict.fromkeys(group["configuration"], "")
         best = best_of_every_size(group, one_series, by_preset=True)
         if best[MEMORY].nunique() >= FEWEST_TABLES:
@@ -96,6 +98,7 @@ def _trend(
             [(1.0, values @ slope)],
             level=level,
             extra_sd=sd_about_line(x, values) * float(np.sqrt(slope @ slope)),
+            extra_freedom=len(x) - 2,
         ),
         level=level,
     )

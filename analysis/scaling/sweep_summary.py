@@ -121,9 +121,14 @@ def fit_sweep(
     series = name_series(table, by=by)
     fitted = table if by is None else best_of_every_size(table, series, by_preset="preset" in by)
     labels = name_series(table, by=varied)
-    summaries = summarise(table, series=series, labels=labels, level=level)
+    summaries: list[ConfigurationSummary] = []
+
+    def beside_the_fits() -> None:
+        meanwhile()
+        summaries.extend(summarise(table, series=series, labels=labels, level=level))
+
     curves = fit_series(
-        fitted, series, specs, meanwhile=meanwhile, n_draws=n_draws, seed=seed, level=level
+        fitted, series, specs, meanwhile=beside_the_fits, n_draws=n_draws, seed=seed, level=level
     )
     by_size = {(c.series, c.spec.outcome): c.fit for c in curves if c.spec.x == "total_params"}
     pairs, unpaired = equal_flops(

@@ -104,7 +104,6 @@ def report(
     from analysis.report.contents import report_contents
     from analysis.report.figure_files import draw_beside, figure_paths, sweep_figures
     from analysis.report.html import write_contents
-    from analysis.report.tables import tables
     from orchestrator.cli.render import results
 
     earlier = figure_paths(folder)
@@ -118,6 +117,9 @@ def report(
         spent=spent and f"{spent[0].upper()}{spent[1:]}.",
         progress=_echo_part,
     )
+    if not json and not csv:
+        # Before the last figures, some of which the second process draws meanwhile.
+        _print_answer(contents)
     page = write_contents(contents, folder, of_sweep=of_sweep, earlier=earlier, progress=_echo_part)
     figures = figure_paths(folder)
     if json:
@@ -128,13 +130,21 @@ def report(
         _print_tables(contents.tables, json=False, csv=True)
         return
     console = console_here()
-    console.print(results.answered(runs_table.question, contents.answer, contents.advice))
-    trends = [contents.trends] if contents.trends.rows else []
-    shown = [contents.differences, *trends, *tables(runs_table, fits)]
-    console.print(results.printed([table.said_once() for table in shown]))
     if spent is not None:
         console.print(f"{sweep}: {spent}\n")
     console.print(results.next_steps(page, figures, sweep=sweep, runs_option=runs_option(runs)))
+
+
+def _print_answer(contents: Any) -> None:
+    """Print what a report says to the question, and the tables that it rests on."""
+    from analysis.report.tables import tables
+    from orchestrator.cli.render import results
+
+    console = console_here()
+    console.print(results.answered(contents.runs.question, contents.answer, contents.advice))
+    trends = [contents.trends] if contents.trends.rows else []
+    shown = [contents.differences, *trends, *tables(contents.runs, contents.fits)]
+    console.print(results.printed([table.said_once() for table in shown]))
 
 
 def _import_report() -> None:

@@ -161,6 +161,8 @@ def test_a_new_run_scatters_more_than_the_law():
     assert (at.high < at.new_high).all()
     half = np.log(at.new_high / at.new_low) / 2
     np.testing.assert_allclose(half, 1.96 * 0.01, rtol=0.25)
+    for alone, of_all in zip(fit.curve(at.inputs), (at.y, at.low, at.high), strict=True):
+        np.testing.assert_array_equal(alone, of_all)
 
 
 @pytest.mark.parametrize("residual", ["log", "value"])

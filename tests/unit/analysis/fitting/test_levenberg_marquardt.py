@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+from analysis.fitting import levenberg_marquardt
 from analysis.fitting.levenberg_marquardt import minimise
 
 X = np.linspace(0.0, 2.0, 9)
@@ -120,3 +121,33 @@ def test_many_problems_are_shared_out_over_threads_without_a_trace():
         together.parameters, np.broadcast_to(together.parameters[0], (9000, 2)), rtol=1e-7
     )
     np.testing.assert_array_equal(together.parameters[-5:], solve(y, starts=starts[-5:]).parameters)
+
+
+@pytest.mark.parametrize("iterations", [7, 300])
+def test_dampings_tried_at_once_give_the_numbers_of_one_after_the_other(iterations, monkeypatch):
+    starts = np.random.default_rng(0).normal(size=(5, 2))
+
+    def exponential(theta):
+        return theta[:, :1] * np.exp(theta[:, 1:] * X)
+
+    def fitted():
+        return minimise(
+            exponential,
+            lambda theta: np.stack(
+                [np.exp(theta[:, 1:] * X), exponential(theta) * X], axis=1
+            ).transpose(0, 2, 1),
+            np.cos(3 * X),
+            np.ones((5, len(X))),
+            starts,
+            lower=np.asarray([-9.0, -9.0]),
+            upper=np.asarray([9.0, 9.0]),
+            iterations=iterations,
+        )
+
+    at_once = fitted()
+    monkeypatch.setattr(levenberg_marquardt, "_MOST_AHEAD", 1)
+    one_by_one = fitted()
+
+    assert at_once.iterations.max() > 6
+    for name, values in vars(one_by_one).items():
+        np.testing.assert_array_equal(getattr(at_once, name), values, err_msg=name)

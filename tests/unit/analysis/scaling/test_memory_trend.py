@@ -63,6 +63,21 @@ def test_means_off_the_line_widen_the_interval():
     assert width[1] > 1.5 * width[0]
 
 
+def test_with_equal_seeds_it_is_the_t_test_of_the_line_through_the_means(stats):
+    """Then only the means' distance from their line is left: scipy's regression of the means."""
+    bend = {12: 0.02, 14: -0.03, 16: 0.01, 18: 0.04}
+    table = table_of(lambda x, _: 3 - 0.02 * x + bend.get(round(x), 0.0))
+
+    (found,) = memory_trends(table)
+
+    x = np.array([12.0, 14.0, 16.0, 18.0])
+    oracle = stats.linregress(x, 3 - 0.02 * x + np.array([*bend.values()]))
+    assert found.per_doubling.value == pytest.approx(oracle.slope)
+    assert found.per_doubling.p == pytest.approx(oracle.pvalue)
+    half = stats.t.ppf(0.975, 2) * oracle.stderr
+    assert found.per_doubling.high == pytest.approx(oracle.slope + half)
+
+
 def test_one_seed_has_no_interval_and_two_sizes_no_trend():
     (one,) = memory_trends(table_of(lambda x, _: 3 - 0.02 * x, seeds=(0,)))
 
