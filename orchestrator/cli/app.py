@@ -3,7 +3,6 @@
 Only typer is imported up here, so that `--help` answers at once; each verb imports what it needs.
 """
 
-import dataclasses
 import gc
 import math
 import os
@@ -224,10 +223,10 @@ def make_plan(
         priced = planning.make_plan(
             sweep, snapshot, measured, gpus_there=gpus_there, gpu_bytes=gpu_bytes
         )
-        notes = input_data.check_data(priced)
+        priced = input_data.check_data(priced)
     if len(priced.trials) >= MANY:
         gc.freeze()
-    return dataclasses.replace(priced, notes=(*priced.notes, *notes))
+    return priced
 
 
 @contextmanager

@@ -145,7 +145,12 @@ def plan(
     priced = make_plan(sweep_files, runs)
     papers = convention == "paper"
     if json:
-        rows = [plan_row(trial, priced.sweep, papers=papers) for trial in priced.trials]
+        rows = [
+            plan_row(
+                trial, priced.sweep, facts=priced.facts.get(trial.spec.trial_id), papers=papers
+            )
+            for trial in priced.trials
+        ]
         echo_json(rows)
         return
     print_plan(priced, slots=slots, papers=papers)
@@ -193,11 +198,14 @@ def _show(sweep_files: list[Path]) -> None:
     typer.echo(discovery.joined(sources), nl=False)
 
 
-def plan_row(trial: Any, sweep: Any, *, papers: bool = False) -> dict[str, Any]:
+def plan_row(trial: Any, sweep: Any, *, facts: Any = None, papers: bool = False) -> dict[str, Any]:
     """Return what `plan --json` prints of a trial.
 
-    With `papers`, `paper_block_flops` is null where that convention counts nothing.
+    `facts` is what its data state, None where they are no facts. With `papers`, `paper_block_flops`
+    is null where that convention counts nothing.
     """
+    from orchestrator.planning import exposures
+
     matched = sweep.matches.get(trial.spec.trial_id)
     return {
         "trial_id": trial.spec.trial_id,
@@ -213,6 +221,7 @@ def plan_row(trial: Any, sweep: Any, *, papers: bool = False) -> dict[str, Any]:
         "predicted_from": trial.runtime.source,
         "not_causal": trial.spec.not_causal,
         "match": None if matched is None else dataclasses.asdict(matched),
+        "facts": None if facts is None else exposures.row(facts, trial.spec),
         **({"paper_block_flops": None} if papers else {}),
         **trial.spec.accounting,
     }

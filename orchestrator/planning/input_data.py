@@ -1,31 +1,40 @@
 """Input data of a plan: checked before anything starts, prepared before any trial does."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.planning import exposures
 from orchestrator.planning.pricing import Plan
 from orchestrator.records.errors import ConfigError, ConfigProblem
 from orchestrator.records.trial_spec import canonical_json
 from orchestrator.sweep import registry
 
 
-def check_data(plan: Plan) -> tuple[str, ...]:
-    """Read the input files of the trials to train, without tokenising; return their sources' notes.
+def check_data(plan: Plan) -> Plan:
+    """Read the input files of the trials to train; return the plan with their facts and notes.
+
+    Of the files no more than a sample is tokenised.
 
     Raises:
         ConfigError: If a file cannot be used; one problem per mistake, with its file and line.
     """
     problems: list[ConfigProblem] = []
     notes: list[str] = []
-    for source, file in _sources(plan):
+    facts: dict[str, Any] = {}
+    for source, file, trial_ids in _sources(plan):
         try:
-            source.check(notes.append)
+            if hasattr(source, "facts"):
+                facts.update(dict.fromkeys(trial_ids, source.facts(notes.append)))
+            else:
+                source.check(notes.append)
         except ValueError as error:
             problems += _problems(error, file)
     if problems:
         raise ConfigError(problems)
-    return tuple(dict.fromkeys(notes))
+    plan = replace(plan, facts=facts)
+    return replace(plan, notes=(*plan.notes, *exposures.notes(plan), *dict.fromkeys(notes)))
 
 
 def prepare_data(plan: Plan, cache: Path, log: Callable[[str], None]) -> None:
@@ -37,7 +46,9 @@ def prepare_data(plan: Plan, cache: Path, log: Callable[[str], None]) -> None:
     Raises:
         ConfigError: If a file cannot be used; one problem per mistake, with its file and line.
     """
-    for source, file in _sources(plan):
+    for source, file, _ in _sources(plan):
+        if not source.files():
+            continue  # a generated source has nothing to tokenise
         try:
             source.prepare(cache, log)
         except ModuleNotFoundError as error:
@@ -46,20 +57,28 @@ def prepare_data(plan: Plan, cache: Path, log: Callable[[str], None]) -> None:
             raise ConfigError(_problems(error, file)) from error
 
 
-def _sources(plan: Plan) -> Iterator[tuple[Any, Path]]:
-    """Yield each source of the trials to train that reads files, and its sweep file."""
+def _sources(plan: Plan) -> Iterator[tuple[Any, Path, list[str]]]:
+    """Yield each source with its sweep file and trials.
+
+    Those that read files only with trials to train.
+    """
     # Trials of one file share what they say about data: to compare thousands takes a second.
-    shared = {
-        id(t.spec.data): (t.spec.data, file)
-        for t, file in zip(plan.trials, plan.sweep.files, strict=True)
-        if t.to_train
-    }
-    sections = {canonical_json(dict(data)): (data, file) for data, file in shared.values()}
-    for section, file in sections.values():
+    shared: dict[int, list[int]] = {}
+    for number, trial in enumerate(plan.trials):
+        shared.setdefault(id(trial.spec.data), []).append(number)
+    sections: dict[str, list[int]] = {}
+    for numbers in shared.values():
+        data = plan.trials[numbers[0]].spec.data
+        sections.setdefault(canonical_json(dict(data)), []).extend(numbers)
+    for numbers in sections.values():
+        to_train = [number for number in numbers if plan.trials[number].to_train]
+        first = (to_train or numbers)[0]
+        section = plan.trials[first].spec.data
         fields = {key: value for key, value in section.items() if key != "source"}
         source = registry.build_config(registry.data_source(str(section["source"])).Config, fields)
-        if source.files():  # a generated source has nothing to check and nothing to tokenise
-            yield source, file
+        if to_train or not source.files():
+            trial_ids = [plan.trials[number].spec.trial_id for number in numbers]
+            yield source, plan.sweep.files[first], trial_ids
 
 
 def _problems(error: ValueError, file: Path) -> list[ConfigProblem]:

@@ -5,8 +5,8 @@ It asks each architecture's closed forms for parameters, FLOPs, bytes and memory
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -80,6 +80,9 @@ class Plan:
     """The sweep's folder as it was priced."""
     evaluations: tuple[EvaluationCost, ...] = ()
     """Benchmarks that trials are asked, and what they take of the training time."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Trial id -> what its data state (workloads.data.corpus.FactCounts). Without trials whose data
+    are no facts, and those that have their result and whose files are not read again."""
     notes: tuple[str, ...] = ()
     """Warnings: weak designs, unreadable trials, architectures that are not causal, remarks of data
     sources, excluded nodes."""

@@ -17,6 +17,8 @@ whose fields are the keys of `data:` in a sweep file, with
                         preparing
     check(log)          reads the files without tokenising; raises DataError (`problems.py`), one
                         line per mistake
+    facts(log)          optional, of sources of facts: checks as `check` does, and returns the
+                        FactCounts of what training states. At most a sample is tokenised
     prepare(cache, log) -> Corpus; tokenises or generates, and caches under `cache` (a folder). Safe
                         under concurrent callers and kills; fast when the cache is complete; raises
                         DataError. The corpus of a source of text has `tokenizer_file`, the Path of
@@ -25,6 +27,7 @@ whose fields are the keys of `data:` in a sweep file, with
 `log` takes one sentence at a time and may be left out. Importing a source needs numpy only.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -60,6 +63,33 @@ class ProbeSet:
     wording)."""
     scale: float = 1.0
     """Facts of the corpus per probed fact: stored bits of a sample are multiplied by it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactCounts:
+    """What training states of a source of facts, known before it is prepared."""
+
+    n_subjects: int
+    n_facts: int
+    """In training; those held out of it are not counted."""
+    prior_bits: float
+    """Sum over these facts, each as in `ProbeSet.prior_bits`."""
+    tokens_per_exposure: float | None
+    """Tokens in which training states every fact once, with the questions that it mixes in: those
+    of an epoch. None where no tokenizer is installed here."""
+    estimated: bool = False
+    """Whether these tokens were estimated from a sample of the facts."""
+    subject: str = "subject"
+    subjects: str = "subjects"
+    """What texts for people call one of them, and several."""
+
+    @property
+    def answer_prior_nll(self) -> float:
+        """Nats of an answer to a model that knows the format and nothing of the subject, mean.
+
+        What `recall/…/answer_nll` is before anything was learned but how often each answer occurs.
+        """
+        return self.prior_bits / self.n_facts * math.log(2)
 
 
 class Corpus(Protocol):

@@ -12,7 +12,7 @@ from rich.text import Text
 from orchestrator.cli.render.progress import STATUS_STYLE
 from orchestrator.cli.render.wide_table import WideTable
 from orchestrator.node.hardware import usable_cores, visible_gpus
-from orchestrator.planning import memory_fit
+from orchestrator.planning import exposures, memory_fit
 from orchestrator.planning.pricing import BATCH, Plan, PlannedTrial
 from orchestrator.records import units
 from orchestrator.records.trial_spec import TrialSpec, canonical_json
@@ -30,6 +30,8 @@ PARAMETER_GROUPS = {
 }
 MOST_MATCHES = 40
 """Lines about what `match` chose; `plan --json` has them all."""
+MOST_FACTS = 20
+"""Lines about facts, one for each data setting; `plan --json` has them all."""
 
 
 def plan_tables(plan: Plan, *, slots: int, rows: int = 60, papers: bool = False) -> RenderableType:
@@ -52,6 +54,7 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60, papers: bool = False)
     parts += [Text(line) for line in _matches(plan)]
     parts += [Text(line) for line in _reasons(plan.trials)]
     parts.append(_totals(plan, slots=slots))
+    parts += [Text(line) for line in _cut(exposures.lines(plan), MOST_FACTS, "facts")]
     parts += [Text(str(cost)) for cost in plan.evaluations]
     for note in (*plan.sweep.warnings, *plan.notes, *_too_large(plan, slots=slots)):
         parts.append(Text(f"note: {note}", style="yellow"))
@@ -68,10 +71,13 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60, papers: bool = False)
 def _matches(plan: Plan) -> list[str]:
     """Return what `match` chose, one line per configuration."""
     texts = dict.fromkeys(f"match: {matched}" for matched in plan.sweep.matches.values())
-    lines = list(texts)[:MOST_MATCHES]
-    return lines + (
-        [f"match: … and {len(texts) - len(lines)} more"] if len(texts) > len(lines) else []
-    )
+    return _cut(list(texts), MOST_MATCHES, "match")
+
+
+def _cut(lines: Sequence[str], most: int, topic: str) -> list[str]:
+    """Return the first lines, and how many more there are."""
+    more = [f"{topic}: … and {len(lines) - most} more"] if len(lines) > most else []
+    return [*lines[:most], *more]
 
 
 def _sizes(

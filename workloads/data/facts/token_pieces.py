@@ -163,7 +163,7 @@ def build_pieces(
             (fact.subject for fact in facts), unspaced=not all(w.subject_spaced for w in flat)
         ),
         object_pieces=pieces.forms(objects, unspaced=not all(w.object_spaced for w in flat)),
-        prior_bits=prior_bits(relation, np.array([row[0] for row in answers])),
+        prior_bits=prior_bits_of(facts),
         asked=np.array(asked, dtype=np.bool_),
         unseen=np.array(unseen, dtype=np.bool_),
         wording_pieces=np.array(wording_pieces, dtype=np.int64),
@@ -202,6 +202,16 @@ def _tokenise(texts: list[str], tokenizer: TextTokenizer) -> list[list[int]]:
     for start in range(0, len(texts), _ENCODE_AT_ONCE):
         tokens += tokenizer.encode(texts[start : start + _ENCODE_AT_ONCE])
     return tokens
+
+
+def prior_bits_of(facts: Sequence[Fact]) -> NDArray[np.float64]:
+    """Return bits per fact, those of `prior_bits`."""
+    relations: dict[str, int] = {}
+    objects: dict[str, int] = {}
+    return prior_bits(
+        np.array([relations.setdefault(fact.relation, len(relations)) for fact in facts]),
+        np.array([objects.setdefault(fact.answers[0], len(objects)) for fact in facts]),
+    )
 
 
 def prior_bits(relations: NDArray[np.integer], objects: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -32,7 +32,7 @@ from workloads.data.biographies.vocabulary import (
     WHOLE,
     PoolSizes,
 )
-from workloads.data.corpus import ProbeSet
+from workloads.data.corpus import FactCounts, ProbeSet
 from workloads.data.draws import non_negative, random_stream, spread
 from workloads.data.permutation import shuffled
 from workloads.data.token_stream import EpochCache, gather_windows, windows_per_epoch
@@ -145,6 +145,18 @@ class Config:
 
     def check(self, log: Callable[[str], None] = lambda message: None) -> None:
         """Find nothing wrong: there is no file to read."""
+
+    def facts(self, log: Callable[[str], None] = lambda message: None) -> FactCounts:
+        """Return what an epoch states: every person's attributes once."""
+        del log
+        return FactCounts(
+            n_subjects=self.n_people,
+            n_facts=self.n_people * _N_ATTRIBUTES,
+            prior_bits=self.n_people * self.bits_per_person,
+            tokens_per_exposure=self.tokens_per_epoch(),
+            subject="person",
+            subjects="people",
+        )
 
     def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
         """Draw the people. Nothing is written to the cache: a million take about a second."""
