@@ -98,6 +98,9 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Say how many tests were skipped and why; fail on one that is not listed, if asked to."""
+    # pytest looks for what nobody closed five times over; what the first look leaves, stays.
+    gc.collect()
+    gc.freeze()
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None or not session.config.getoption("strict_skips"):
         return

@@ -307,6 +307,7 @@ def test_a_full_disk_that_grows_is_used_by_itself(small_disk, make_spec):
 
 
 @pytest.mark.faults
+@pytest.mark.long  # quick ones: tests of the loop and of the worker, with disks that say they are full
 def test_full_disk_pauses_the_sweep_and_costs_nothing_but_time(small_disk, make_spec):
     sweep = Sweep(small_disk / "full", make_spec)
     sweep.add("disk_full", logging=Logging(every_steps=1, checkpoint_every_s=0.0))

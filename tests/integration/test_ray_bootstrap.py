@@ -41,6 +41,7 @@ def node(tmp_path):
     found.close()
 
 
+@pytest.mark.long  # the next one counts the starts, and quick sweeps start Ray
 def test_ray_that_gave_up_is_started_again(failing, node):
     started = failing(1)
 

@@ -5,7 +5,7 @@ import pytest
 from orchestrator.records.errors import ExperimentError
 from orchestrator.sweep import registry
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 DENSE = {"architecture": "dense", "d_model": 8, "n_layers": 2, "n_heads": 2, "d_ff": 16}
 REQUEST = {

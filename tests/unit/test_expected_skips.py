@@ -26,7 +26,10 @@ def run(tmp_path):
     def pytest_on(reason, *options):
         test = f"import pytest\ndef test_it(): pytest.skip({reason!r})\n"
         (tmp_path / "test_one.py").write_text(test)
-        quick = ("-q", "-p", "no:xdist", "-p", "no:cacheprovider")
+        quick = (
+            "-q",
+            *(f"-pno:{name}" for name in ("xdist", "cacheprovider", "jaxtyping", "anyio")),
+        )
         command = [sys.executable, "-m", "pytest", *quick, *options]
         # Without the options of the run that this test is part of.
         env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}

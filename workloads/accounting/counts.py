@@ -11,7 +11,7 @@ A model is counted as it is built: `Component` is one piece (an attention block,
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypeVar
 
 
@@ -41,7 +41,7 @@ class ParamCount:
 
     def as_dict(self) -> dict[str, int]:
         """Return group -> count, in the order of the fields."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class FlopCount:
 
     def as_dict(self) -> dict[str, float]:
         """Return group -> FLOPs, in the order of the fields."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return dict(vars(self))
 
 
 Precision = Literal["fp32", "bf16"]

@@ -11,6 +11,8 @@ from analysis.fitting import result
 OF_FOLDERS = {"fit_sweep", "histories", "report_contents", "tables", "write_report"}
 PLAIN = {"all_laws", "save"}
 """Whose whole use is their name and arguments."""
+COSTLY = {"choose_law", "fit_families", "fit_partial", "frontier", "multipliers", "next_runs"}
+"""They fit many laws, as their own tests do, too."""
 PUBLIC = sorted({*analysis._MODULE_OF} - OF_FOLDERS - PLAIN)
 
 
@@ -20,7 +22,10 @@ def failures_of(thing, module):
     return runner.run(test)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name in COSTLY else ()) for name in PUBLIC],
+)
 def test_a_public_function_has_an_example_that_gives_what_it_says(name):
     function = getattr(analysis, name)
 

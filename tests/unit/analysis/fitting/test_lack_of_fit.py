@@ -89,14 +89,14 @@ def test_errors_that_a_cluster_shares_are_no_misfit_of_its_law():
     runs = np.repeat(np.arange(10), 4)
     generator = np.random.default_rng(6)
     plain, clustered = [], []
-    for _ in range(20):
+    for _ in range(10):
         y = 0.3 * generator.standard_normal(40) + generator.standard_normal(10)[runs]
         y = projected(y, jacobian)
         plain.append(check(y, jacobian, sizes).neighbours <= 0.01)
         clustered.append(check(y, jacobian, sizes, clusters=runs).neighbours <= 0.01)
 
-    assert sum(plain) >= 15
-    assert sum(clustered) <= 2
+    assert sum(plain) >= 8
+    assert sum(clustered) <= 1
 
 
 def test_a_row_given_twice_is_no_seed():

@@ -54,6 +54,7 @@ def test_a_law_without_numbers_comes_last():
     assert table["status"].tolist()[-1] == "underdetermined" or table["hold_out_error"].isna().all()
 
 
+@pytest.mark.long
 def test_the_law_is_chosen_among_all_that_the_table_has_columns_for():
     runs = make_runs(KAPLAN, 24, noise=0.002)
 

@@ -28,7 +28,17 @@ FLAT_DRAWS = {"power_huber", "saturating_ceiling"}
 does not."""
 
 
-@pytest.mark.parametrize("name", sorted(RECORDED))
+QUICK = {"power_huber", "saturating_floor", "sigmoid"}
+"""One of each family of curves."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.long)
+        for name in sorted(RECORDED)
+    ],
+)
 def test_a_curve_comes_back_to_seven_digits(name):
     old, law = RECORDED[name], LAWS.get(name, PowerLaw())
     objective = Objective(residual="value", huber=old["options"].get("huber"))

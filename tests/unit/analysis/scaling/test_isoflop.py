@@ -32,7 +32,7 @@ def sweep(parameters=EVEN, *, spread=2.0, centre=1.0, n=7, noise=0.0, seeds=1, s
 
 @pytest.mark.parametrize("method", ["parabola", "quartic", "akima"])
 def test_symmetric_budgets_give_the_true_optimum(method):
-    fit = fit_isoflop(sweep(), method=method, n_draws=0)
+    fit = fit_isoflop(sweep(), method=method, n_draws=0, hold_out=False)
 
     for size in ("params", "tokens"):
         line = fit.lines[size]
@@ -46,7 +46,9 @@ def test_symmetric_budgets_give_the_true_optimum(method):
 
 def test_the_parabola_is_scipys_polynomial():
     table = sweep(noise=0.001)
-    budget = fit_isoflop(table, n_draws=0, method="parabola").lines["params"].budgets[2]
+    budget = (
+        fit_isoflop(table, n_draws=0, hold_out=False, method="parabola").lines["params"].budgets[2]
+    )
 
     expected = np.polynomial.polynomial.polyfit(np.log(budget.x), budget.y, 2)
     np.testing.assert_allclose(budget.coefficients, expected, rtol=1e-5)
@@ -74,7 +76,7 @@ def test_akima_is_scipys_in_every_resample():
 
 def test_uncentred_budgets_bias_the_parabola_and_not_the_parametric_law():
     table = sweep(UNEVEN, spread=16, centre=3)
-    fit = fit_isoflop(table, n_draws=0, method="parabola")
+    fit = fit_isoflop(table, n_draws=0, hold_out=False, method="parabola")
 
     true = compute_optimum(UNEVEN, BUDGETS[2])[0]
     assert abs(np.log(fit.lines["params"].at(BUDGETS[2])[0] / true)) > 0.02
@@ -86,7 +88,7 @@ def test_near_points_only_lessen_the_bias():
     true = compute_optimum(UNEVEN, BUDGETS[2])[0]
 
     def error(within):
-        fit = fit_isoflop(table, n_draws=0, within=within, method="parabola")
+        fit = fit_isoflop(table, n_draws=0, hold_out=False, within=within, method="parabola")
         return abs(np.log(fit.lines["params"].at(BUDGETS[2])[0] / true))
 
     wide, near = error(None), error(3.0)
@@ -99,7 +101,7 @@ def test_a_downward_budget_has_no_optimum_and_is_named():
     first = table["flops"] == BUDGETS[0]
     table["loss"][first] = 2 * table["loss"][first].mean() - table["loss"][first]
 
-    line = fit_isoflop(table, n_draws=0, method="parabola").lines["params"]
+    line = fit_isoflop(table, n_draws=0, hold_out=False, method="parabola").lines["params"]
 
     assert line.budgets[0].status is FitStatus.DOWNWARD
     assert line.budgets[0].optimum is None
@@ -111,7 +113,9 @@ def test_a_downward_budget_has_no_optimum_and_is_named():
 @pytest.mark.parametrize("method", ["parabola", "quartic", "akima"])
 @pytest.mark.parametrize(("centre", "side"), [(20.0, "smaller"), (0.05, "larger")])
 def test_a_lowest_point_at_the_edge_is_no_optimum(method, centre, side):
-    line = fit_isoflop(sweep(centre=centre), method=method, n_draws=0).lines["params"]
+    line = fit_isoflop(sweep(centre=centre), method=method, n_draws=0, hold_out=False).lines[
+        "params"
+    ]
 
     assert {b.status for b in line.budgets} == {FitStatus.EDGE}
     assert line.status is FitStatus.UNDERDETERMINED
@@ -125,7 +129,9 @@ def test_two_budgets_make_no_line():
     table = sweep()
     two = table["flops"] < BUDGETS[2]
 
-    line = fit_isoflop({k: v[two] for k, v in table.items()}, n_draws=0).lines["params"]
+    line = fit_isoflop({k: v[two] for k, v in table.items()}, n_draws=0, hold_out=False).lines[
+        "params"
+    ]
 
     assert line.status is FitStatus.UNDERDETERMINED
     assert "2 budgets with an optimum" in line.sentence
@@ -134,7 +140,7 @@ def test_two_budgets_make_no_line():
 @pytest.mark.parametrize("method", ["parabola", "quartic", "akima"])
 def test_intervals_hold_the_truth(method):
     table = sweep(spread=8, noise=0.001, seeds=3, n=9, seed=1)
-    fit = fit_isoflop(table, method=method, n_draws=200)
+    fit = fit_isoflop(table, method=method, n_draws=200, hold_out=False)
 
     line = fit.lines["params"]
     assert line.interval[0] < 0.5 < line.interval[1]
@@ -149,7 +155,7 @@ def test_measured_flops_need_not_be_six_n_d():
         "flops": table["flops"] * np.exp(0.02 * np.cos(np.arange(len(table["flops"]))))
     }
 
-    fit = fit_isoflop(other, n_draws=0)
+    fit = fit_isoflop(other, n_draws=0, hold_out=False)
 
     assert len(fit.lines["params"].budgets) == 5
     assert fit.lines["params"].exponent == pytest.approx(0.5, abs=0.01)
@@ -182,7 +188,7 @@ def test_intervals_are_percentiles_at_the_level_of_the_design():
 
 def test_the_larger_exponent_of_the_loss_is_the_smaller_one_of_its_size():
     """Hoffmann et al. 2022, equation 4: a = beta / (alpha + beta), b = alpha / (alpha + beta)."""
-    fit = fit_isoflop(sweep(UNEVEN), n_draws=0)
+    fit = fit_isoflop(sweep(UNEVEN), n_draws=0, hold_out=False)
 
     assert fit.exponents["params"][0] == pytest.approx(2 / 3, abs=1e-4)
     assert fit.exponents["tokens"][0] == pytest.approx(1 / 3, abs=1e-4)
@@ -195,7 +201,7 @@ def test_the_loss_of_an_optimum_is_that_of_its_curve():
     _, lowest, _ = parabola_minima(u, 2.5 + 0.3 * (u - 0.7) ** 2, np.ones((1, 5)))
     assert lowest[0] == pytest.approx(2.5, rel=1e-9)
 
-    for budget in fit_isoflop(sweep(), n_draws=0).lines["params"].budgets:
+    for budget in fit_isoflop(sweep(), n_draws=0, hold_out=False).lines["params"].budgets:
         tokens = budget.compute / 6 / budget.optimum
         true = (
             EVEN["E"]
@@ -258,10 +264,10 @@ def test_a_stated_budget_is_the_compute_of_its_runs():
     stated = table | {"budget": table["flops"] * 1.5}
     named = table | {"budget": [f"{v:g}" for v in table["flops"]]}
 
-    line = fit_isoflop(stated, budgets="budget", n_draws=0).lines["params"]
+    line = fit_isoflop(stated, budgets="budget", n_draws=0, hold_out=False).lines["params"]
 
     np.testing.assert_allclose([b.compute for b in line.budgets], BUDGETS * 1.5)
-    of_names = fit_isoflop(named, budgets="budget", n_draws=0).lines["params"]
+    of_names = fit_isoflop(named, budgets="budget", n_draws=0, hold_out=False).lines["params"]
     np.testing.assert_allclose([b.compute for b in of_names.budgets], BUDGETS)
     with pytest.raises(ValueError, match=r"budgets: 1 for runs of 1e\+18 FLOPs"):
         fit_isoflop(table, budgets=np.repeat(np.arange(1, 6), 7), n_draws=0)
@@ -270,13 +276,15 @@ def test_a_stated_budget_is_the_compute_of_its_runs():
 def test_the_verdict_is_that_of_the_law_which_lines_agree_with():
     table = sweep(spread=16.0, n=9, noise=0.003)
 
-    fit = fit_isoflop(table, objective=SQUARES, n_draws=100)
+    fit = fit_isoflop(table, objective=SQUARES, n_draws=100, hold_out=False)
 
     assert fit.verdict.status is fit.parametric.verdict.status is VerdictStatus.ADEQUATE
 
 
 def test_lines_and_parametric_law_that_disagree_are_doubtful():
-    fit = fit_isoflop(sweep(spread=16.0, n=9, noise=0.003), objective=SQUARES, n_draws=100)
+    fit = fit_isoflop(
+        sweep(spread=16.0, n=9, noise=0.003), objective=SQUARES, n_draws=100, hold_out=False
+    )
     far = {size: (share - 0.2, (share - 0.21, share - 0.19)) for size, (share, _) in fit.exponents.items()}  # fmt: skip
 
     verdict = replace(fit, exponents=far).verdict
@@ -287,7 +295,7 @@ def test_lines_and_parametric_law_that_disagree_are_doubtful():
 
 
 def test_without_a_line_it_is_underdetermined():
-    fit = fit_isoflop(sweep(), n_draws=0)
+    fit = fit_isoflop(sweep(), n_draws=0, hold_out=False)
     none = replace(fit.lines["params"], exponent=None, sentence="two budgets")
 
     verdict = replace(fit, lines={"params": none, "tokens": fit.lines["tokens"]}).verdict

@@ -114,21 +114,19 @@ def test_ranks_run_with_their_own_log_and_without_gpus_that_they_do_not_hold(nod
     }
 
 
-@pytest.mark.parametrize(
-    ("ranks", "gpu_ids", "shares"),
-    [
+def test_gpus_are_dealt_out_to_the_ranks(node):
+    cases = [
         (1, ("3",), ["3"]),
         (2, ("0", "1"), ["0", "1"]),
         (2, ("5",), ["5", "5"]),
         (2, ("0", "1", "2", "3"), ["0,1", "2,3"]),
         (1, ("0", "1"), ["0,1"]),
-    ],
-)
-def test_gpus_are_dealt_out_to_the_ranks(node, ranks, gpu_ids, shares):
-    launch = node.launch(ranks=ranks, gpus=float(len(gpu_ids)), gpu_ids=gpu_ids)
-    node.wait_for_end()
+    ]
+    for seed, (ranks, gpu_ids, shares) in enumerate(cases):
+        launch = node.launch(ranks=ranks, gpus=float(len(gpu_ids)), gpu_ids=gpu_ids, seed=seed)
+        node.wait_for_end()
 
-    assert [seen(launch, rank)["gpus"] for rank in range(ranks)] == shares
+        assert [seen(launch, rank)["gpus"] for rank in range(ranks)] == shares
 
 
 def test_ranks_that_share_a_gpu_are_clients_of_mps_where_it_works(node, monkeypatch):

@@ -15,7 +15,7 @@ triton = pytest.importorskip(
 CASES = [
     # tokens, d_model, d_expert, experts, rows of a token
     (1, 1, 1, 1, 1),
-    (9, 16, 24, 5, 3),
+    pytest.param((9, 16, 24, 5, 3), marks=pytest.mark.long),
     pytest.param((150, 20, 40, 3, 1), marks=pytest.mark.long),
     (40, 130, 33, 3, 8),
 ]

@@ -67,7 +67,11 @@ def test_equals_its_sums_with_all_gradients(sizes, eps, seed, interpreted):
     _compare(_case(sizes, seed), eps)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 8, 1), (1, 2, 130, 64, 256)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1, 8, 1), pytest.param((1, 2, 130, 64, 256), marks=pytest.mark.long)],
+    ids=str,
+)
 def test_the_smallest_and_the_widest(sizes, interpreted):
     interpreted(triton)
     _compare(_case(sizes, 0), 1e-6)

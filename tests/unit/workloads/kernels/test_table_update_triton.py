@@ -180,8 +180,14 @@ def test_values_at_the_ends_of_a_masters_range_survive_a_step_that_moves_nothing
     assert low[0, -4:].tolist() == [0] * 4
 
 
-@pytest.mark.parametrize("width", [16, 33])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "width"),
+    [
+        *((kind, 33) for kind in KINDS),
+        ("rowwise", 16),
+        *(pytest.param(kind, 16, marks=pytest.mark.long) for kind in KINDS if kind != "rowwise"),
+    ],
+)
 def test_a_norm_asked_for_before_changes_bits_of_narrow_rowwise_rows_only(monkeypatch, kind, width):
     """`table_clip: exact` beside `previous`, while nothing clips."""
     monkeypatch.setattr(kernel, "_WHOLE_ROW_BYTES", 64)
@@ -239,8 +245,15 @@ def test_products_are_with_the_rows_as_they_were(kind):
     assert torch.equal(table, alone)
 
 
-@pytest.mark.parametrize("copies", [False, True])
-@pytest.mark.parametrize("origin", [(0, 0), (2**31, 40)])
+@pytest.mark.parametrize(
+    ("origin", "copies"),
+    [
+        ((0, 0), False),
+        ((2**31, 40), True),
+        pytest.param((0, 0), True, marks=pytest.mark.long),
+        pytest.param((2**31, 40), False, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_has_the_references_random_numbers(kind, origin, copies):
     """Every row is read once, so sums have no order.

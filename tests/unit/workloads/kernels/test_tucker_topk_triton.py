@@ -84,17 +84,15 @@ def _normal(
     return query.permute(1, 2, 3, 0, 4), sub_keys, core
 
 
-SHAPES = [
-    (1, 1, 1, 1, 1, 1, 1),
-    (5, 2, 2, 2, 37, 20, 7),
-    *(
-        pytest.param(shape, marks=pytest.mark.long)
-        for shape in [(35, 1, 3, 1, 33, 16, 16), (3, 1, 4, 4, 70, 67, 32)]
-    ),
-]
+SHAPES = [(1, 1, 1, 1, 1, 1, 1), (5, 2, 2, 2, 37, 20, 7)]
+LARGER = [(35, 1, 3, 1, 33, 16, 16), (3, 1, 4, 4, 70, 67, 32)]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [*SHAPES, *(pytest.param(shape, marks=pytest.mark.long) for shape in LARGER)],
+    ids=str,
+)
 def test_scores_are_as_exact_as_fp32(shape):
     *sizes, knn = shape
     query, sub_keys, core = _normal(*sizes)
@@ -121,9 +119,20 @@ def test_a_bf16_query_is_compared_with_sub_keys_of_eleven_bits():
 
 # What a type and a small buffer change have nothing to do with each other.
 @pytest.mark.parametrize(
-    ("dtype", "weight_bytes"), [(torch.float32, 1), (torch.bfloat16, 2**28)], ids=str
+    ("dtype", "weight_bytes", "shape"),
+    [
+        (torch.float32, 1, SHAPES[0]),
+        (torch.float32, 1, SHAPES[1]),
+        (torch.bfloat16, 2**28, SHAPES[0]),
+        pytest.param(torch.bfloat16, 2**28, SHAPES[1], marks=pytest.mark.long),
+        *(
+            pytest.param(*how, shape, marks=pytest.mark.long)
+            for how in [(torch.float32, 1), (torch.bfloat16, 2**28)]
+            for shape in LARGER
+        ),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_gradients(shape, dtype, weight_bytes):
     *sizes, knn = shape
     query, sub_keys, core = _normal(*sizes)

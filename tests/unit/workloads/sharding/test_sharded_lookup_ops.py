@@ -59,8 +59,8 @@ def backward(
     ("kind", "operation", "deferred"),
     [
         (ColumnParallelShard, "weighted_bag", SparseGradient()),
-        (ColumnParallelShard, "gathered_dot", None),
-        (RowParallelShard, "weighted_bag", None),
+        pytest.param(ColumnParallelShard, "gathered_dot", None, marks=pytest.mark.long),
+        pytest.param(RowParallelShard, "weighted_bag", None, marks=pytest.mark.long),
         (RowParallelShard, "gathered_dot", SparseGradient()),
     ],
 )

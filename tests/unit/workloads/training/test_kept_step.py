@@ -54,7 +54,20 @@ def trained(of, between=None):
     return recorder.rows, checkpoint.load(of.checkpoints / checkpoint.FINAL)["weights"]
 
 
-@pytest.mark.parametrize("name", registry.architectures())
+LIKE_OTHERS = {
+    "all_attention", "cosformer", "latent_attention", "linformer", "memory", "ngram_input", "peer",
+    "per_layer_embedding", "pythia", "value_embeddings",
+}  # fmt: skip
+"""What they hold between steps, others hold, too: parameters, tables, buffers and random numbers."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long if name in LIKE_OTHERS else ())
+        for name in registry.architectures()
+    ],
+)
 def test_the_next_trial_of_a_kind_finds_what_it_finds_alone(tmp_path, name):
     rows, weights = trained(job(tmp_path / "alone", name, seed=1, lr=0.02))
     between = {}

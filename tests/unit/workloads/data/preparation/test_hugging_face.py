@@ -330,6 +330,7 @@ def test_what_cannot_be_had_is_one_sentence(hub, run):
         assert "\n" not in sentence
 
 
+@pytest.mark.long
 def test_a_gated_data_set_and_no_network_are_one_sentence(hub, run):
     hub.gated = True
     done = run(hub.url, "hf:org/name/en")
