@@ -1,39 +1,48 @@
 """Page of a finished sweep: what was run, a table of all trials, a figure.
 
     python benchmarks/results_page.py simplewiki_10m --runs runs --out docs/results
+    python benchmarks/results_page.py simplewiki_10m --figures   (the figure alone, from the CSV)
 
 It writes `NAME.md`, `NAME.png` and `NAME.csv`. The page holds numbers and the commands that made
 them; what they mean is left to be written under its first line. A row is a configuration: means are
 over its seeds; ± is the standard deviation between seeds, or with one seed the standard error over
-questions where it is known. The CSV has a line for every finished trial.
+questions where it is known. The CSV has a line for every finished trial: its settings, what it
+measured, and where it comes from (PROVENANCE).
 
 A sweep may be run in parts, on machines whose runs folders are gone afterwards. Trials that an
-earlier `NAME.csv` holds are therefore kept, where the sweep still has them and the runs folder has
-not finished them itself.
+earlier `NAME.csv` holds are therefore kept, where the runs folder has not finished them itself. The
+hash of a text is part of a trial's id, so the same text compressed anew gives other ids: a trial
+whose settings are the sweep's is kept, under the id that it had. What the sweep has no more is
+left out with `--drop` alone.
 """
 
 import argparse
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import pandas as pd
 
 import analysis
-from analysis.loading.schema import check_rows, exclusions, plain_row
-from analysis.plotting.axes import log_scale, margins, rounded
-from analysis.plotting.sweep_figure import sweep_figure
+from analysis.loading.load import Runs
+from analysis.loading.provenance import common_facts
+from analysis.loading.schema import ACCOUNTING, check_rows, exclusions, plain_row
+from analysis.plotting.axes import caption, log_scale, margins, rounded
+from analysis.plotting.style import series_styles
 from analysis.scaling.equal_compute import higher_is_better
 from analysis.scaling.tuned_setting import tuned_setting
 from orchestrator.planning.pricing import account
 from orchestrator.records.errors import ConfigError, ExperimentError, StoreError
 from orchestrator.records.sweep_dir import SweepDir
-from orchestrator.records.trial_spec import TrialSpec
-from orchestrator.records.units import plural
+from orchestrator.records.trial_dir import TrialDir
+from orchestrator.records.trial_spec import GPU_PEAK, TrialSpec
+from orchestrator.records.units import count, plural
 from orchestrator.records.varied_settings import flat_settings, trial_labels
 from orchestrator.sweep.load import load_sweep
 
@@ -45,6 +54,8 @@ METRICS = {
     "valid/loss": "held-out loss, nats per token",
     "exact_match": "exact match",
     "nll": "answer NLL, nats",
+    "acc": "accuracy",
+    "bits_per_byte": "bits per byte of the right answer",
     "recall/train_wording/exact_match": "recall",
     "recall/train_wording/answer_nll": "answer NLL, nats",
     "recall/heldout_wording/exact_match": "recall, held-out wordings",
@@ -56,7 +67,47 @@ METRICS = {
 }
 """Metric, or the end of an `eval/TASK/` metric -> heading."""
 FIGURE_METRICS = 3
-"""Panels of the figure: the first metrics."""
+"""Most panels of the figure."""
+PROVENANCE = (
+    "git_commit",
+    "uncommitted_changes",
+    "device",
+    "torch",
+    "finished",
+    "data_sha256",
+    "settings_id",
+    "peak_gpu_bytes",
+)
+"""Columns of the CSV that say where a trial comes from; empty where an older CSV lacks them.
+`settings_id` is the id that the trial would have whatever its data files held."""
+UNKNOWN = "not recorded"
+SETTINGS = ("data.", "model.", "train.")
+"""Prefixes of the columns that say how a trial was made."""
+STYLES = series_styles(
+    (
+        "memory",
+        "memory_plus",
+        "engram",
+        "moe",
+        "peer",
+        "pythia",
+        "dense",
+        "memoryformer",
+        "ngram_input",
+        "value_embeddings",
+        "per_layer_embedding",
+        "ultramem_v2",
+        "lookup_ffn",
+        "latent_attention",
+        "all_attention",
+        "linformer",
+        "performer",
+        "cosformer",
+    )
+)
+"""Look of every architecture, the same on all pages. A new one comes last."""
+BASE = "dense"
+"""Architecture whose levels are drawn through figures of one size."""
 ROOT = Path(__file__).parents[1]
 """Where the commands in headers of sweep files are run."""
 
@@ -71,12 +122,14 @@ class Column(NamedTuple):
 class Finished(NamedTuple):
     """The finished trials of a sweep."""
 
-    runs: "analysis.Runs"
+    runs: Runs
     """Of the runs folder and of the record."""
     specs: Mapping[str, TrialSpec]
     """Of all of them, by trial id."""
     recorded: Collection[str]
     """Ids of those that only the record has."""
+    renamed: Collection[str] = ()
+    """Of these, those whose settings the sweep has under another id."""
 
 
 def main() -> None:
@@ -85,34 +138,56 @@ def main() -> None:
     parser.add_argument("sweep")
     parser.add_argument("--runs", type=Path, default=Path("runs"))
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
+    parser.add_argument(
+        "--drop", action="store_true", help="leave out what the CSV holds and the sweep has no more"
+    )
+    parser.add_argument(
+        "--figures", action="store_true", help="draw the figure alone, from the CSV in --out"
+    )
     arguments = parser.parse_args()
     sweep_dir = SweepDir(arguments.runs / arguments.sweep)
     record = arguments.out / f"{arguments.sweep}.csv"
+    figure = arguments.out / f"{arguments.sweep}.png"
+    if arguments.figures:
+        if not record.exists():
+            parser.error(f"{record}: not there; make the page of the sweep first")
+        runs = _recorded_runs(record)
+        _figure(runs, _columns(runs.table), figure)
+        print(f"wrote {figure}")
+        return
     try:
         runs = analysis.load(arguments.runs, sweep=arguments.sweep)
         if runs.table.empty:
             parser.error(f"{arguments.runs}: sweep {arguments.sweep} has no finished trial")
-        finished = _finished(runs, sweep_dir, record)
+        finished = _finished(runs, sweep_dir, record, drop=arguments.drop)
     except ExperimentError as error:
         parser.error(str(error))
     table = finished.runs.table
     arguments.out.mkdir(parents=True, exist_ok=True)
     columns = _columns(table)
-    figure = arguments.out / f"{arguments.sweep}.png"
-    _figure(finished.runs, columns[:FIGURE_METRICS], figure)
+    _figure(finished.runs, columns, figure)
     page = arguments.out / f"{arguments.sweep}.md"
     page.write_text("\n".join(_page(finished, columns, figure.name, sweep_dir)), encoding="utf-8")
     _write_csv(table, columns, record)
     print(f"wrote {page} and {figure}")
 
 
-def _finished(runs: "analysis.Runs", sweep_dir: SweepDir, record: Path) -> Finished:
+def _finished(runs: Runs, sweep_dir: SweepDir, record: Path, *, drop: bool = False) -> Finished:
     """Return the trials of a runs folder, and those of the sweep that an earlier CSV has beside.
 
+    Args:
+        runs: Of the runs folder.
+        sweep_dir: The sweep's folder.
+        record: The earlier CSV, which need not be there.
+        drop: Leave out trials of the record that the sweep has no more.
+
     Raises:
-        ExperimentError: If it cannot be told whether the sweep has the trials of the record.
+        ExperimentError: If the record holds such trials and they are not to be dropped, or if it
+            cannot be told whether it does.
     """
     specs = {str(name): sweep_dir.trial(str(name)).spec() for name in runs.table["trial_id"]}
+    origins = [_provenance(sweep_dir.trial(str(name))) for name in runs.table["trial_id"]]
+    runs = replace(runs, table=_with_provenance(runs.table, origins))
     if not record.exists():
         return Finished(runs, specs, ())
     lines = pd.read_csv(record).to_dict("records")
@@ -120,41 +195,63 @@ def _finished(runs: "analysis.Runs", sweep_dir: SweepDir, record: Path) -> Finis
     new = specs.keys() | set(done["trial_id"])
     missing = {line["trial_id"] for line in lines} - new
     try:
-        earlier = _specs(sweep_dir, missing, specs.values())
+        every = _specs(sweep_dir, missing, specs.values())
     except ConfigError as error:
         raise StoreError(
             f"{record} holds {plural(len(missing), 'trial')} that {sweep_dir.path} has not finished;"
             f" whether the sweep has them, its file must say: {error}"
         ) from error
-    if len(earlier) < len(missing):
-        print(
-            f"left out of {record}: {plural(len(missing) - len(earlier), 'trial')} that"
-            f" neither {sweep_dir.path} nor {_sweep_file(sweep_dir)} has",
-            file=sys.stderr,
+    earlier = {trial_id: every[trial_id] for trial_id in missing if trial_id in every}
+    of_settings = {_settings_id(spec): spec for spec in every.values()}
+    under = {line["trial_id"]: of_settings.get(line.get("settings_id")) for line in lines}
+    renamed = {i: spec for i in missing - earlier.keys() if (spec := under[i]) is not None}
+    lost = missing - earlier.keys() - renamed.keys()
+    if lost and not drop:
+        raise StoreError(
+            f"{record} holds {plural(len(lost), 'trial')} that neither {sweep_dir.path} nor "
+            f"{_sweep_file(sweep_dir)} has, and the page would lose: {_some(lost)}; name a sweep "
+            "file that has them, or give --drop to leave them out"
         )
-    rows = [
-        _row(earlier[line["trial_id"]], line, runs.sweep)
-        for line in lines
-        if line["trial_id"] in earlier
-    ]
-    if not rows:
+    again = {i for i, spec in renamed.items() if spec.trial_id in new | earlier.keys()}
+    for left, why in ((lost, "that the sweep has no more"), (again, "that ran again")):
+        if left:
+            said = f"left out of {record}: {plural(len(left), 'trial')} {why}: {_some(left)}"
+            print(said, file=sys.stderr)
+    renamed = {i: spec for i, spec in renamed.items() if i not in again}
+    earlier |= renamed
+    kept = [line for line in lines if line["trial_id"] in earlier]
+    if not kept:
         return Finished(runs, specs, ())
     # By themselves: a record lacks what trials measured beside the page's metrics.
-    table, faulty = check_rows(rows)
-    every = pd.concat([runs.table, table], ignore_index=True).sort_values(
+    table, faulty = check_rows(_row(earlier[line["trial_id"]], line, runs.sweep) for line in kept)
+    origin = {line["trial_id"]: {name: line.get(name) for name in PROVENANCE} for line in kept}
+    table = _with_provenance(table, [origin[i] for i in table["trial_id"]])
+    every_row = pd.concat([runs.table, table], ignore_index=True).sort_values(
         ["architecture", "total_params", "configuration", "seed"], kind="stable", ignore_index=True
     )
     recorded = frozenset(table["trial_id"])
-    excluded = runs.excluded[~runs.excluded["trial_id"].isin(earlier.keys())]
+    known = earlier.keys() | {spec.trial_id for spec in renamed.values()}
+    excluded = runs.excluded[~runs.excluded["trial_id"].isin(known)]
     if faulty:
         excluded = pd.concat([excluded, exclusions(faulty)], ignore_index=True)
-    return Finished(replace(runs, table=every, excluded=excluded), specs | earlier, recorded)
+    return Finished(
+        replace(runs, table=every_row, excluded=excluded),
+        specs | earlier,
+        recorded,
+        recorded & renamed.keys(),
+    )
+
+
+def _some(ids: Collection[str]) -> str:
+    """Return a few of the ids."""
+    first = sorted(ids)[:3]
+    return ", ".join(first) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
 
 
 def _specs(
     sweep_dir: SweepDir, wanted: Collection[str], known: Collection[TrialSpec]
 ) -> dict[str, TrialSpec]:
-    """Return the specs of those trials that the sweep has: its folder, or else its file.
+    """Return specs of the sweep, by trial id: of its folder, and of its file if some are missing.
 
     The folder may be of a part of the sweep.
 
@@ -164,37 +261,88 @@ def _specs(
         known: Specs of other trials. A file of equal content gets its path from them, since
             trials are not to differ in where they were run.
     """
-    specs = {t.trial_id: t.spec() for t in sweep_dir.trials() if t.trial_id in wanted}
+    specs = {trial.trial_id: trial.spec() for trial in sweep_dir.trials()}
     file = _sweep_file(sweep_dir)
-    if len(specs) == len(wanted) or not file.is_file():
+    if specs.keys() >= set(wanted) or not file.is_file():
         return specs
     paths = {(key, sha): s.data[key] for s in known for key, sha in s.data_sha256.items()}
     for spec in load_sweep(file).trials:
-        if spec.trial_id in wanted and spec.trial_id not in specs:
-            data = {
-                key: paths.get((key, spec.data_sha256.get(key)), value)
-                for key, value in spec.data.items()
-            }
-            specs[spec.trial_id] = replace(spec, data=data)
+        data = {
+            key: paths.get((key, spec.data_sha256.get(key)), value)
+            for key, value in spec.data.items()
+        }
+        specs.setdefault(spec.trial_id, replace(spec, data=data))
     return specs
 
 
-def _row(spec: TrialSpec, line: Mapping[str, object], sweep: str | None) -> dict[str, object]:
-    """Return a trial of the record as `analysis.load` reads one; the rest follows from its spec."""
-    metrics = {
+def _settings_id(spec: TrialSpec) -> str:
+    """Return the id that a trial would have whatever its data files held."""
+    return replace(spec, data_sha256=dict.fromkeys(spec.data_sha256, "")).trial_id
+
+
+def _provenance(trial: TrialDir) -> dict[str, object]:
+    """Return PROVENANCE of a finished trial of the runs folder."""
+    spec, result, attempts = trial.spec(), trial.result() or {}, trial.attempts()
+    facts = common_facts([(attempts[-1].environment() if attempts else None) or {}])
+    shas = ", ".join(f"{key} {sha}" for key, sha in sorted(spec.data_sha256.items()))
+    finished = result.get("finished_at")
+    return {
+        "git_commit": facts.get("git.commit"),
+        "uncommitted_changes": {"True": True, "False": False}.get(facts.get("git.dirty", "")),
+        "device": facts.get("hardware.gpus") or facts.get("hardware.cpu"),
+        "torch": facts.get("packages.torch"),
+        "finished": finished and datetime.fromtimestamp(finished, UTC).date().isoformat(),
+        "data_sha256": shas or None,
+        "settings_id": _settings_id(spec),
+        "peak_gpu_bytes": result.get("metrics", {}).get(GPU_PEAK),
+    }
+
+
+def _with_provenance(table: pd.DataFrame, known: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    """Return the table with PROVENANCE of its rows."""
+    columns = pd.DataFrame(list(known), columns=list(PROVENANCE), index=table.index, dtype=object)
+    return pd.concat([table, columns], axis=1)
+
+
+def _recorded_runs(record: Path) -> Runs:
+    """Return the runs that a CSV holds, without what it does not say."""
+    rows = [
+        plain_row(
+            trial_id=line["trial_id"],
+            sweep=record.stem,
+            architecture=line["architecture"],
+            preset=None if pd.isna(line["preset"]) else line["preset"],
+            seed=line["seed"],
+            settings={k: v for k, v in line.items() if k.startswith(SETTINGS) and pd.notna(v)},
+            accounting={k: v for k, v in line.items() if k in ACCOUNTING and pd.notna(v)},
+            metrics=_measured(line),
+        )
+        for line in pd.read_csv(record).to_dict("records")
+    ]
+    table, faulty = check_rows(rows)
+    return Runs(table=table, excluded=exclusions(faulty), source=str(record), sweep=record.stem)
+
+
+def _measured(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a line of a CSV."""
+    return {
         name: value
         for name, value in line.items()
         if ("/" in name or name == "train_seconds") and pd.notna(value)
     }
+
+
+def _row(spec: TrialSpec, line: Mapping[str, Any], sweep: str | None) -> dict[str, object]:
+    """Return a trial of the record as `analysis.load` reads one; the rest follows from its spec."""
     return plain_row(
-        trial_id=spec.trial_id,
+        trial_id=line["trial_id"],
         sweep=str(sweep),
         architecture=spec.architecture,
         preset=spec.preset,
         seed=spec.seed,
         settings=flat_settings(spec),
         accounting=spec.accounting or account(spec),
-        metrics=metrics,
+        metrics=_measured(line),
         not_causal=spec.not_causal,
     )
 
@@ -217,7 +365,7 @@ def _columns(table: pd.DataFrame) -> list[Column]:
 
 def _write_csv(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> None:
     """Write what the page and its figure rest on: trials, their settings and their metrics."""
-    settings = [name for name in table if name.startswith(("data.", "model.", "train."))]
+    settings = [name for name in table if name.startswith(SETTINGS)]
     settings = [name for name in settings if table[name].nunique(dropna=False) > 1]
     facts = ["trial_id", "architecture", "preset", "seed", *settings]
     facts += [
@@ -227,10 +375,12 @@ def _write_csv(table: pd.DataFrame, columns: Sequence[Column], path: Path) -> No
         "training_flops",
         "training_tokens",
         "steps",
+        "bytes_read_per_token",
         "train_seconds",
     ]
     metrics = [name for metric, _ in columns for name in (metric, f"{metric}_stderr")]
-    kept = dict.fromkeys([*facts, *metrics])
+    known = [name for name in PROVENANCE if table[name].notna().any()]
+    kept = dict.fromkeys([*facts, *metrics, *known])
     table[[name for name in kept if name in table]].to_csv(path, index=False)
 
 
@@ -248,15 +398,16 @@ def _page(
         "## What came out",
         "",
     ]
-    labels = trial_labels(finished.specs[str(name)] for name in table["trial_id"])
+    by_trial = trial_labels(finished.specs[str(name)] for name in table["trial_id"])
+    labels = {name: by_trial[spec.trial_id] for name, spec in finished.specs.items()}
+    sizes, costs = _sizes(table), _costs(table)
     headings = [
         "architecture",
         *(["settings"] if any(labels.values()) else []),
-        "total parameters",
-        "active",
+        *sizes,
         "training FLOPs",
         *(heading for _, heading in columns),
-        "training, s",
+        *costs,
     ]
     lines += [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
     ordered = table.sort_values(
@@ -269,18 +420,51 @@ def _page(
         cells = [
             f"{first['architecture']} {first['preset'] or ''}".strip(),
             *([labels[first["trial_id"]]] if any(labels.values()) else []),
-            f"{first['total_params'] / 1e6:.1f} M",
-            f"{first['active_params'] / 1e6:.1f} M",
+            *(count(first[name]) for name in sizes.values()),
             f"{first['training_flops']:.2e}",
             *(_mean(rows, metric) for metric, _ in columns),
-            f"{rows['train_seconds'].mean():,.0f}",
+            *(_cost(rows.apply(of_row, axis=1)) for of_row in costs.values()),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", f"![{', '.join(heading for _, heading in columns[:FIGURE_METRICS])}]({figure})"]
+    shown = ", ".join(heading for _, heading in _panels(table, columns))
+    lines += ["", f"![{shown}]({figure})"]
     if len(runs.excluded):
         lines += ["", "Not finished:", ""]
         lines += [f"* {row.trial_id}: {row.reason}" for row in runs.excluded.itertuples()]
     return [*lines, ""]
+
+
+def _sizes(table: pd.DataFrame) -> dict[str, str]:
+    """Return heading -> column of the numbers of parameters."""
+    memory = "memory_params" in table and (table["memory_params"] > 0).any()
+    return {
+        "total parameters": "total_params",
+        "active": "active_params",
+        **({"of a memory": "memory_params"} if memory else {}),
+    }
+
+
+def _costs(table: pd.DataFrame) -> dict[str, Callable[[pd.Series], float]]:
+    """Return heading -> a trial's cost, of those that some trial has."""
+    costs: dict[str, Callable[[pd.Series], float]] = {
+        "MB read a token": lambda row: row.get("bytes_read_per_token", math.nan) / 1e6,
+        "tokens/s": lambda row: row["training_tokens"] / row["train_seconds"],
+        "peak GB": lambda row: float(row["peak_gpu_bytes"] or math.nan) / 1e9,
+        "training, s": lambda row: row["train_seconds"],
+    }
+    return {
+        heading: of_row
+        for heading, of_row in costs.items()
+        if table.apply(of_row, axis=1).notna().any()
+    }
+
+
+def _cost(values: pd.Series) -> str:
+    """Return a mean in three digits or, of large numbers, without places."""
+    mean = values.mean()
+    if math.isnan(mean):
+        return ""
+    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
 
 
 def _minutes(sweep: SweepDir) -> float:
@@ -305,42 +489,68 @@ def _minutes(sweep: SweepDir) -> float:
 
 
 def _about(finished: Finished, sweep_dir: SweepDir) -> list[str]:
-    """Return the table of what was run; how is known of the trials in the runs folder alone."""
-    runs, recorded = finished.runs, finished.recorded
-    facts, seeds = runs.environment, sorted(set(runs.table["seed"]))
-    table = runs.table[~runs.table["trial_id"].isin(recorded)]
+    """Return the table of what was run; minutes are known of the runs folder alone."""
+    runs, table = finished.runs, finished.runs.table
+    there = table[~table["trial_id"].isin(finished.recorded)]
     training = (
         f"{_range(table['steps'])} steps of {_range(table['train.batch_tokens'])} tokens of "
         f"{_range(table['train.seq_len'])}"
     )
-    device = facts.get("hardware.gpus") or facts.get("hardware.cpu", "unknown")
-    minutes, trial_minutes = _minutes(sweep_dir), table["train_seconds"].sum() / 60
-    return [
-        "| | |",
-        "|---|---|",
-        f"| commands | `{_command(sweep_dir)}`, `python benchmarks/results_page.py {runs.sweep}` |",
-        f"| trials | {len(runs.table)} finished, {len(runs.excluded)} not; seeds "
-        f"{', '.join(map(str, seeds))} |",
-        *(
-            [
-                f"| recorded before | {plural(len(recorded), 'trial')}, from {runs.sweep}.csv as it"
-                " was; training, code, device and time are of the others |"
-            ]
-            if recorded
-            else []
-        ),
-        f"| training | {training} |",
-        f"| code | commit {facts.get('git.commit', 'unknown')}"
-        f"{' with changes, whose text the records hold' if _dirty(facts) else ''} |",
-        f"| device | {device}, torch {facts.get('packages.torch', 'unknown')} |",
-        f"| time | {minutes:.1f} minutes in which trials ran, {trial_minutes:.1f} trial-minutes of "
-        "training; trials share the device, so seconds of single trials cannot be compared |",
+    minutes, trial_minutes = _minutes(sweep_dir), there["train_seconds"].sum() / 60
+    seeds = ", ".join(map(str, sorted(set(table["seed"]))))
+    device = [
+        f"{_text(row.device)}, torch {_text(row.torch)}"
+        if _text(row.device) != UNKNOWN
+        else UNKNOWN
+        for row in table.itertuples()
     ]
+    data = [] if table["data_sha256"].isna().all() else [_shas(v) for v in table["data_sha256"]]
+    facts = {
+        "commands": f"`{_command(sweep_dir)}`, `python benchmarks/results_page.py {runs.sweep}`",
+        "trials": f"{len(table)} finished, {len(runs.excluded)} not; seeds {seeds}",
+    }
+    if finished.recorded:
+        facts["recorded before"] = (
+            f"{plural(len(finished.recorded), 'trial')}, from {runs.sweep}.csv as it was; time is "
+            "of the others"
+        )
+    if finished.renamed:
+        facts["other ids"] = (
+            f"{plural(len(finished.renamed), 'trial')} recorded before under ids that the sweep "
+            "gives no more: the settings are its own, the files of the data had another sha256"
+        )
+    facts |= {
+        "training": training,
+        "code": _counted(
+            f"commit {row.git_commit}{' with uncommitted changes' * (row.uncommitted_changes is True)}"
+            if _text(row.git_commit) != UNKNOWN
+            else UNKNOWN
+            for row in table.itertuples()
+        ),
+        "device": _counted(device),
+        **({"data, sha256": _counted(data)} if data else {}),
+        "finished": _counted(map(_text, table["finished"])),
+        "time": f"{minutes:.1f} minutes in which trials ran, {trial_minutes:.1f} trial-minutes of "
+        "training; trials share the device, so seconds of single trials cannot be compared",
+    }
+    return ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in facts.items())]
 
 
-def _dirty(facts: Mapping[str, str]) -> bool:
-    """Return whether some trial's code was not as committed."""
-    return "True" in facts.get("git.dirty", "")
+def _counted(values: Iterable[str]) -> str:
+    """Return the values, each with the number of its trials if they differ."""
+    counts = Counter(values)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return "; ".join(f"{value} ({plural(n, 'trial')})" for value, n in sorted(counts.items()))
+
+
+def _text(value: object) -> str:
+    return UNKNOWN if value is None or pd.isna(value) else str(value)
+
+
+def _shas(value: object) -> str:
+    """Return hashes of data files, by their first digits."""
+    return " ".join(word[:12] for word in _text(value).split(" ")) if pd.notna(value) else UNKNOWN
 
 
 def _command(sweep_dir: SweepDir) -> str:
@@ -348,7 +558,7 @@ def _command(sweep_dir: SweepDir) -> str:
     file = sweep_dir.path / "sweep.yaml"
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         if line.startswith("# Run:"):
-            return line.removeprefix("# Run:").strip()
+            return line.removeprefix("# Run:").strip().split("  ")[0]
     return f"memscale submit sweeps/{sweep_dir.path.name}.yaml"
 
 
@@ -375,11 +585,6 @@ def _varied(table: pd.DataFrame, *sections: str) -> list[str]:
     ]
 
 
-def _across(table: pd.DataFrame) -> str:
-    """Return what the figure is drawn against: what varies in the data, or total parameters."""
-    return next(iter(_varied(table, "data.")), "total_params")
-
-
 def _mean(rows: pd.DataFrame, metric: str) -> str:
     """Return a metric's mean over seeds with its uncertainty, as the module says."""
     values = rows[metric].dropna()
@@ -393,16 +598,48 @@ def _mean(rows: pd.DataFrame, metric: str) -> str:
     return mean if math.isnan(error) else f"{mean} ± {error:.2g}"
 
 
-def _curves(table: pd.DataFrame, across: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the name and runs of every curve: of an architecture, and of settings that vary in it.
+def _panels(table: pd.DataFrame, columns: Sequence[Column]) -> list[Column]:
+    """Return what the figure shows: the first metrics that differ between trials.
+
+    Bits per byte and loss are one quantity, so one of them is enough.
+    """
+    names = {metric for metric, _ in columns}
+    shown = [
+        column
+        for column in columns
+        if not (column.metric == "valid/loss" and "valid/bits_per_byte" in names)
+        and table[column.metric].nunique() > 1
+    ]
+    return (shown or list(columns))[:FIGURE_METRICS]
+
+
+def _across(table: pd.DataFrame) -> tuple[str, pd.Series]:
+    """Return what the figure is drawn against, in words and of each trial.
+
+    It is what varies in the data; of one size with tables of several sizes their rows; or total
+    parameters.
+    """
+    for name in _varied(table, "data."):
+        words = name.rpartition(".")[2].removeprefix("n_").replace("_", " ")
+        return words, table[name].astype(float)
+    keys = "model.n_keys"
+    one_size = keys in _varied(table, "model.") and table["preset"].nunique() == 1
+    if one_size and (table.groupby("architecture")[keys].nunique() > 1).any():
+        return "rows of the memory", table[keys].astype(float) ** 2
+    return "total parameters", table["total_params"].astype(float)
+
+
+def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Yield architecture, name and runs of every curve: settings that vary make further ones.
 
     A setting that has one value at each place of the x axis makes no further curve.
     """
     for architecture, rows in table.groupby("architecture"):
         settings = [name for name in rows if name.startswith(("train.", "model."))]
-        varied = [c for c in settings if rows.groupby(across)[c].nunique(dropna=False).max() > 1]
+        at = across[rows.index].fillna(0.0)
+        varied = [c for c in settings if rows.groupby(at)[c].nunique(dropna=False).max() > 1]
         if not varied:
-            yield str(architecture), rows
+            yield str(architecture), str(architecture), rows
             continue
         for values, part in rows.groupby(varied, dropna=False):
             named = zip((name.rpartition(".")[2] for name in varied), values, strict=True)
@@ -411,63 +648,143 @@ def _curves(table: pd.DataFrame, across: str) -> Iterator[tuple[str, pd.DataFram
                 for name, value in named
                 if not pd.isna(value)
             ]
-            yield ", ".join([str(architecture), *shown]), part
+            yield str(architecture), ", ".join([str(architecture), *shown]), part
 
 
-def _figure(runs: "analysis.Runs", columns: Sequence[Column], path: Path) -> None:
-    """Draw each metric against what `_across` says; what was tuned at one size as reports do."""
+def _figure(runs: Runs, columns: Sequence[Column], path: Path) -> None:
+    """Draw the panels: what was tuned as a grid, one size of each as dots, the rest as curves."""
     table = runs.table
-    fits = analysis.fit_sweep(runs, n_draws=0)
-    if not _varied(table, "data.") and tuned_setting(table, fits) is not None:
-        sweep_figure(runs, fits).savefig(path, dpi=130)
-        return
-    across = _across(table)
+    panels = _panels(table, columns)
+    if not _varied(table, "data."):
+        tuned = tuned_setting(table, analysis.fit_sweep(runs, n_draws=0))
+        if tuned is not None:
+            _grid(table, tuned.name, tuned.arms, _loss(columns), path)
+            return
+    label, across = _across(table)
     curves = list(_curves(table, across))
-    if across == "total_params" and all(rows[across].nunique() == 1 for _, rows in curves):
-        _dots(curves, columns, path)
+    if label == "total parameters" and all(across[r.index].nunique() == 1 for *_, r in curves):
+        _dots(curves, panels, path)
         return
     figure, axes = plt.subplots(
-        1, len(columns), figsize=(4.2 * len(columns), 3.6), squeeze=False, layout="constrained"
+        1,
+        len(panels),
+        figsize=(1.6 + 3.8 * len(panels), 3.6),
+        squeeze=False,
+        layout="constrained",
     )
-    for panel, (metric, heading) in zip(axes[0], columns, strict=True):
-        for name, rows in curves:
-            means = rows.groupby(across)[metric].mean()
-            (line,) = panel.plot(means.index, means, marker="o", label=name)
+    for panel, (metric, heading) in zip(axes[0], panels, strict=True):
+        for (architecture, name, rows), later in zip(curves, _later(curves), strict=True):
+            look: dict[str, Any] = {"color": STYLES[architecture].colour, "label": name}
+            look["linestyle"] = "--" if later or architecture == BASE else "-"
+            at = across[rows.index]
+            if at.isna().all():  # without a table: a level, and a band from seed to seed
+                panel.axhline(rows[metric].mean(), **look)
+                if len(rows) > 1:
+                    ends = rows[metric].min(), rows[metric].max()
+                    panel.axhspan(*ends, color=look["color"], alpha=0.1, linewidth=0)
+                continue
+            means = rows.groupby(at)[metric].mean()
+            face = {"markerfacecolor": "white"} if later else {}
+            panel.plot(means.index, means, marker="o", **look, **face)
             if rows["seed"].nunique() > 1:
-                panel.scatter(rows[across], rows[metric], s=9, alpha=0.5, color=line.get_color())
-        panel.set(xlabel=across.rpartition(".")[2].replace("_", " "), ylabel=heading)
-        log_scale(panel, "x", *margins(table[across], least=1.5), show=rounded, most=8)
+                panel.scatter(at, rows[metric], s=9, alpha=0.5, color=look["color"])
+        panel.set(xlabel=label, ylabel=heading)
+        log_scale(panel, "x", *margins(across.dropna(), least=1.5), show=rounded, most=6)
     axes[0][-1].legend(fontsize=7)
+    if table["seed"].nunique() > 1:
+        words = "lines: means over seeds; small points: seeds"
+        caption(figure, f"{words}; shaded: from seed to seed" if across.isna().any() else words)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
+def _loss(columns: Sequence[Column]) -> Column:
+    """Return the held-out loss, or else the first metric."""
+    return next((column for column in columns if column.metric == "valid/loss"), columns[0])
+
+
+def _later(curves: Sequence[tuple[str, str, pd.DataFrame]]) -> list[bool]:
+    """Return of each curve whether another of its architecture stands before it."""
+    architectures = [architecture for architecture, *_ in curves]
+    return [name in architectures[:place] for place, name in enumerate(architectures)]
+
+
 def _dots(
-    curves: Sequence[tuple[str, pd.DataFrame]], columns: Sequence[Column], path: Path
+    curves: Sequence[tuple[str, str, pd.DataFrame]], columns: Sequence[Column], path: Path
 ) -> None:
-    """Draw one size of each: a line per architecture, best first, small dots for seeds."""
-    best = columns[0][0]
-    named = sorted(curves, key=lambda curve: float(curve[1][best].mean()))
+    """Draw one size of each: a line per configuration, best first, small dots for seeds."""
+    best = columns[0].metric
+    named = sorted(curves, key=lambda curve: float(curve[2][best].mean()))
     if higher_is_better(best):
         named.reverse()
     figure, axes = plt.subplots(
         1,
         len(columns),
-        figsize=(2.2 + 3.4 * len(columns), 0.9 + 0.26 * len(named)),
+        figsize=(2.2 + 3.4 * len(columns), 1.5 + 0.26 * len(named)),
         sharey=True,
         squeeze=False,
         layout="constrained",
     )
+    levels = len(named) > 2 and any(architecture == BASE for architecture, *_ in named)
     for panel, (metric, heading) in zip(axes[0], columns, strict=True):
-        for place, (_, rows) in enumerate(named):
-            panel.scatter(rows[metric], [place] * len(rows), s=12, color="tab:blue", alpha=0.5)
-            panel.scatter(rows[metric].mean(), place, s=60, marker="|", color="black")
+        for place, ((architecture, _, rows), later) in enumerate(
+            zip(named, _later(named), strict=True)
+        ):
+            colour, mean = STYLES[architecture].colour, rows[metric].mean()
+            panel.scatter(rows[metric], [place] * len(rows), s=16, color=colour, alpha=0.6)
+            if len(rows) > 1:
+                panel.scatter(mean, place, s=70, marker="|", color="black")
+            if levels and architecture == BASE:
+                panel.axvline(mean, color=colour, linestyle=":" if later else "--", linewidth=0.9)
         panel.set(xlabel=heading)
         panel.set_ylim(len(named) - 0.5, -0.5)
         panel.grid(axis="both", alpha=0.3)
-    axes[0][0].set_yticks(range(len(named)), [name for name, _ in named])
+    axes[0][0].set_yticks(range(len(named)), [name for _, name, _ in named])
+    several = any(len(rows) > 1 for *_, rows in named)
+    words = "dots: seeds; black mark: their mean" if several else "dots: one seed of each"
+    caption(figure, f"{words}; dashed and dotted: means of {BASE}" if levels else words)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _grid(
+    table: pd.DataFrame, setting: str, arms: Mapping[str, str], column: Column, path: Path
+) -> None:
+    """Draw a metric of every configuration at every value of what was tuned, the best row first.
+
+    The colour is the distance to the best value of the row.
+    """
+    metric, heading = column
+    rows = table.assign(arm=table["configuration"].map(arms))
+    means = rows.pivot_table(index="arm", columns=setting, values=metric)
+    high = higher_is_better(metric)
+    best = means.max(axis=1) if high else means.min(axis=1)
+    means = means.loc[best.sort_values(ascending=not high).index]
+    behind = means.sub(best[means.index], axis=0).abs()
+    figure, axes = plt.subplots(
+        figsize=(2.6 + 0.85 * len(means.columns), 1.3 + 0.27 * len(means)), layout="constrained"
+    )
+    most = max(float(behind.quantile(0.75, axis=1).median()), 1e-9)
+    axes.imshow(behind, cmap="YlOrBr", vmin=0, vmax=3 * most, aspect="auto", alpha=0.6)
+    for y, arm in enumerate(means.index):
+        for x, value in enumerate(means.loc[arm]):
+            if not math.isnan(value):
+                weight = "bold" if behind.loc[arm].iloc[x] == 0 else "normal"
+                axes.text(x, y, f"{value:.4g}", ha="center", va="center", fontsize=8, weight=weight)
+    axes.set_yticks(range(len(means)), list(means.index), fontsize=8)
+    axes.set_xticks(range(len(means.columns)), [_power(value) for value in means.columns])
+    axes.set(xlabel=setting.rpartition(".")[2], title=heading)
+    caption(figure, "bold: the best of a row; the darker, the farther from it")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _power(value: float) -> str:
+    """Return a small number with its power of ten, 6e-3 and 1.2e-2, and others as they are."""
+    if not 0 < value < 0.1:
+        return f"{value:g}"
+    exponent = math.floor(math.log10(value) + 1e-9)
+    return f"{value / 10.0**exponent:.3g}e{exponent}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Draw figures of the documentation that follow from numbers in the repository: `make figures`.
 
 `memory_scaling.png`, the README's first, is drawn from the runs in `docs/results/*.csv`. A line
-joins means over seeds, small points are the runs. A dashed level is the base without a memory.
+joins means over seeds, small points are the runs; a hollow point is one seed. A dashed level is the
+base without a memory, shaded from its lowest seed to its highest.
 
 `memoryformer_block_flops.png` is figure 1 of MemoryFormer, from `paper_block_flops` at the sizes of
 `sweeps/papers/memoryformer/figure1.yaml`.
@@ -18,14 +19,16 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.plotting.axes import rounded, ticks
+from analysis.plotting.axes import log_scale, outcome_limits, rounded
 from workloads.architectures import memoryformer, pythia
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parent / "images"
 RECALL = "recall/train_wording/exact_match"
+BITS = "valid/bits_per_byte"
 LEVEL = "dense"
-COLOURS = {LEVEL: "#555555", "memory": "#0072B2", "memory_plus": "#D55E00"}
+COLOURS = {LEVEL: "#000000", "memory": "#0072B2", "memory_plus": "#D55E00"}
+"""As on the pages of results (`benchmarks/results_page.py`)."""
 
 
 def main() -> None:
@@ -43,16 +46,20 @@ def _memory_scaling() -> Figure:
     """Return recall of facts at two bases and bits per byte of a text, by memory parameters."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
     panels = (
-        (("facts_1m", "facts_1m_memory", "facts_1m_largest"), "1m base", RECALL, "facts recalled"),
-        (("facts_3m", "facts_3m_largest"), "3m base", RECALL, "facts recalled"),
-        (("text_3m",), "3m base", "valid/bits_per_byte", "bits per byte, held-out text"),
+        (
+            ("facts_1m", "facts_1m_memory", "facts_1m_largest"),
+            "facts, 1m base",
+            RECALL,
+            "facts recalled",
+        ),
+        (("facts_3m", "facts_3m_largest"), "facts, 3m base", RECALL, "facts recalled"),
+        (("text_3m",), "text, 3m base", BITS, "bits per byte (axis not from 0)"),
     )
     for panel, (parts, title, metric, label) in zip(axes, panels, strict=True):
         runs = pd.concat([pd.read_csv(RESULTS / f"memory_scaling_{part}.csv") for part in parts])
         _draw(panel, runs, metric)
         panel.set(title=title, ylabel=label, xlabel="parameters of the memory")
-        if metric == RECALL:
-            panel.set_ylim(0, 1.03)
+        panel.set_ylim(*((0, 1.03) if metric == RECALL else outcome_limits(runs[metric], metric)))
     axes[0].legend(frameon=False)
     return figure
 
@@ -100,20 +107,24 @@ def _memoryformer_flops(width: int, seq_len: int) -> int:
 
 
 def _draw(panel: Axes, runs: pd.DataFrame, metric: str) -> None:
-    """Draw a curve for each memory and a level for the base."""
+    """Draw a curve for each memory, and a level with the span of its seeds for the base."""
     style: dict[str, Any]
     for architecture, rows in runs.groupby("architecture"):
         style = {"color": COLOURS[str(architecture)], "label": architecture}
         if architecture == LEVEL:
             panel.axhline(rows[metric].mean(), linestyle="--", **style)
+            low, high = rows[metric].min(), rows[metric].max()
+            panel.axhspan(low, high, color=style["color"], alpha=0.1, linewidth=0)
             continue
-        means = rows.groupby("memory_params")[metric].mean()
+        sizes = rows.groupby("memory_params")[metric]
+        means, seeds = sizes.mean(), sizes.count()
         panel.plot(means.index, means, marker="o", **style)
         panel.scatter(rows["memory_params"], rows[metric], s=9, alpha=0.5, color=style["color"])
+        one = means[seeds == 1]
+        panel.plot(one.index, one, "o", color=style["color"], markerfacecolor="white", zorder=3)
     sizes = runs.loc[runs["architecture"] != LEVEL, "memory_params"]
-    panel.set_xscale("log")
-    panel.set_xticks(marks := ticks(sizes.min() / 1.5, sizes.max() * 1.5), map(rounded, marks))
-    panel.xaxis.set_minor_locator(mpl.ticker.NullLocator())
+    low, high = sizes.min() / 1.5, sizes.max() * 3
+    log_scale(panel, "x", low, high, show=rounded, most=4)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """benchmarks/results_page.py: every number of the page, from runs whose numbers are written here."""
 
+import importlib
 import importlib.util
 import json
 import shutil
@@ -13,6 +14,7 @@ import pytest
 from orchestrator.planning.pricing import account
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
+from workloads import architectures
 
 SCRIPT = Path(__file__).parents[4] / "benchmarks" / "results_page.py"
 EXACT = "eval/facts/exact_match"
@@ -49,12 +51,18 @@ def write(synthetic, tmp_path):
 
 @pytest.fixture
 def page(results_page, tmp_path, monkeypatch):
-    """Return a function that makes the page: its lines, and the figures that were drawn."""
+    """Return a function that makes the page: its lines, and the figures that were drawn.
 
-    def make():
+    `written`: whether the figures' files are, which takes most of the time.
+    """
+
+    def make(*options, written=True):
         figures = []
+        if not written:
+            monkeypatch.setattr(results_page.mpl.figure.Figure, "savefig", lambda *a, **k: None)
         monkeypatch.setattr(results_page.plt, "close", figures.append)
         words = ["results_page.py", "facts", "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
+        words += options
         monkeypatch.setattr(sys, "argv", list(map(str, words)))
         results_page.main()
         monkeypatch.undo()
@@ -94,7 +102,8 @@ def test_one_size_of_each_is_a_line_of_dots_the_best_first(write, page, results_
 
     assert [label.get_text() for label in bits.get_yticklabels()] == ["memory_plus", "dense"]
     drawn = [sorted(map(tuple, dots.get_offsets().tolist())) for dots in bits.collections]
-    assert drawn == [[(1.25, 0)], [(1.25, 0)], [(1.5, 1), (1.7, 1)], [(1.6, 1)]]
+    # Of one seed the dot alone, of two also their mean.
+    assert drawn == [[(1.25, 0)], [(1.5, 1), (1.7, 1)], [(1.6, 1)]]
     assert bits.yaxis_inverted()
 
 
@@ -113,23 +122,29 @@ def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results
     results_page.plt.close("all")
 
     # 30 · 32² + 200 · 32 parameters, with a table 40 · 32² more; 30 · 32² of them times 6 M are FLOPs.
-    assert headings[:6] == [
+    assert headings[:7] == [
         "architecture",
         "settings",
         "total parameters",
         "active",
+        "of a memory",
         "training FLOPs",
         "bits per byte",
     ]
-    assert dense[:6] == ["dense 32w", "n_people=1000", "0.0 M", "0.0 M", "2.23e+11", "1.5 ± 0"]
-    assert memory[:6] == ["memory_plus 32w", "n_people=4000", "0.1 M", "0.0 M", "2.23e+11", "1.25"]
+    cells = ["n_people=1000", "37.1 k", "30.7 k", "0", "2.23e+11", "1.5 ± 0"]
+    assert dense[:7] == ["dense 32w", *cells]
+    cells = ["n_people=4000", "78.1 k", "30.7 k", "41.0 k", "2.23e+11", "1.25"]
+    assert memory[:7] == ["memory_plus 32w", *cells]
     # Two seeds: (0.2 + 0.6) / 2 and their deviation 0.4 / √2. One: the error over its questions.
     where = headings.index("exact match")
     assert [dense[where], memory[where]] == ["0.4 ± 0.28", "0.2 ± 0.12"]
-    assert [headings[-1], dense[-1], memory[-1]] == ["training, s", "1,500", "12"]
+    assert [headings[-1], dense[-1], memory[-1]] == ["training, s", "1,500", "12.5"]
+    # 10⁶ tokens in 1,000 s and in 2,001 s: the mean of both.
+    assert [headings[-2], dense[-2], memory[-2]] == ["tokens/s", "750", "80,000"]
     assert curves["bits per byte", "dense"] == [[1_000, 1.5]]
     assert curves["exact match", "dense"] == [[1_000, pytest.approx(0.4)]]
     assert curves["bits per byte", "memory_plus"] == [[4_000, 1.25]]
+    assert "held-out loss, nats per token" not in {panel for panel, _ in curves}
     assert (tmp_path / "out" / "facts.png").stat().st_size > 1_000
     text = "\n".join(lines)
     assert "| trials | 3 finished, 1 not; seeds 0, 1 |" in text
@@ -143,6 +158,12 @@ def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results
     dense = trials[trials["architecture"] == "dense"]
     assert dict(zip(dense["seed"], dense[EXACT], strict=True)) == {0: 0.2, 1: 0.6}
     assert set(trials["data.n_people"]) == {1_000, 4_000}
+    # And where it comes from.
+    assert "| code | commit abc123 |" in text
+    assert "| finished | 1970-01-01 |" in text
+    assert set(trials["git_commit"]) == {"abc123"}
+    assert set(trials["torch"]) == {"2.13.0"}
+    assert set(trials["finished"]) == {"1970-01-01"}
 
 
 def test_seeds_are_averaged_and_nothing_else_is(write, page, results_page, monkeypatch):
@@ -151,7 +172,7 @@ def test_seeds_are_averaged_and_nothing_else_is(write, page, results_page, monke
         for seed in (0, 1):
             write("memory_plus", seed, n_keys=n_keys, preset=None, **{"valid/loss": loss + seed})
 
-    headings, *found = rows(page()[0])
+    headings, *found = rows(page(written=False)[0])
 
     where = headings.index("held-out loss, nats per token")
     assert [(row[1], row[where]) for row in found] == [
@@ -171,13 +192,35 @@ def test_curves_of_different_settings_are_not_averaged(write, page, results_page
     assert curves["exact match", "memory_plus, n_keys 16"] == [[1_000, 0.16], [4_000, 0.16]]
 
 
-def test_pauses_are_no_time_and_what_was_tuned_is_drawn_as_in_reports(
-    write, page, results_page, monkeypatch
+@pytest.fixture
+def grids(results_page):
+    """Collect the numbers of figures of what was tuned: column, row, number, weight."""
+    drawn = []
+    grid, text = results_page._grid, results_page.mpl.axes.Axes.text
+
+    def add(axes, x, y, words, **options):
+        drawn[-1].append((x, y, words, options["weight"]))
+        return text(axes, x, y, words, **options)
+
+    def draw(*arguments):
+        drawn.append([])
+        with pytest.MonkeyPatch.context() as while_drawn:
+            while_drawn.setattr(results_page.mpl.axes.Axes, "text", add)
+            grid(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:  # `page` takes back what its own one changed
+        patch.setattr(results_page, "_grid", draw)
+        yield drawn
+
+
+def test_pauses_are_no_time_and_what_was_tuned_is_a_grid_the_best_row_first(
+    write, page, grids, results_page
 ):
     ends = {1e-3: 61.0, 3e-3: 181.0, 1e-2: 121.0}
     for rate, end in ends.items():
         for architecture in ("dense", "peer"):
-            trial = write(architecture, 0, rate=rate, **{"valid/loss": 100 * rate})
+            loss = 1 + 100 * abs(rate - 3e-3) + (architecture == "dense")
+            trial = write(architecture, 0, rate=rate, **{"valid/loss": loss})
             result = trial.path / "result.json"
             result.write_text(json.dumps(json.loads(result.read_text()) | {"finished_at": end}))
             if rate == 3e-3:  # alone, an hour later
@@ -187,19 +230,49 @@ def test_pauses_are_no_time_and_what_was_tuned_is_drawn_as_in_reports(
                     json.dumps(json.loads(result.read_text()) | {"finished_at": 3661.0})
                 )
 
-    drawn = []
-    draw = results_page.sweep_figure
-    monkeypatch.setattr(results_page, "sweep_figure", lambda *a: drawn.append(draw(*a)) or drawn[0])
-
-    lines, figures = page()
+    lines, figures = page(written=False)
+    (panel,) = figures[-1].axes
+    results_page.plt.close("all")
 
     assert "| time | 3.0 minutes in which trials ran" in "\n".join(lines)
     assert [row[1] for row in rows(lines)[1:]] == 2 * ["lr=1e-3", "lr=3e-3", "lr=1e-2"]
-    assert figures == []
-    assert [axes.get_title("left") for axes in drawn[0].axes[:2]] == [
-        "Factual recall against lr",
-        "Best of each, and its lr",
-    ]
+    assert [label.get_text() for label in panel.get_yticklabels()] == ["peer", "dense"]
+    assert [label.get_text() for label in panel.get_xticklabels()] == ["1e-3", "3e-3", "1e-2"]
+    best = [(1, 0, "1", "bold"), (1, 1, "2", "bold")]
+    others = [(0, 0, "1.2"), (2, 0, "1.7"), (0, 1, "2.2"), (2, 1, "2.7")]
+    assert sorted(grids[0]) == sorted([*best, *((*cell, "normal") for cell in others)])
+
+
+def test_tables_of_one_size_are_drawn_against_their_rows_and_the_base_as_a_level(
+    write, page, results_page
+):
+    for seed in (0, 1):
+        write("dense", seed, **{"valid/loss": 3.0 + seed})
+        for n_keys in (8, 16):
+            write("memory_plus", seed, n_keys=n_keys, **{"valid/loss": 2.0 + seed + n_keys / 32})
+
+    _, figures = page(written=False)
+    loss = figures[-1].axes[0]
+    results_page.plt.close("all")
+
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in loss.lines}
+    assert drawn["memory_plus"] == [[64, 2.75], [256, 3.0]]
+    assert {y for _, y in drawn["dense"]} == {3.5}
+    assert loss.get_xlabel() == "rows of the memory"
+
+
+def test_every_architecture_has_a_look_of_its_own(results_page):
+    folder = Path(architectures.__file__).parent
+    names = {path.stem for path in folder.glob("*.py") if hasattr(_module(path.stem), "Config")}
+
+    assert results_page.STYLES.keys() >= names
+    # Those beyond fifteen have colours again, with other markers.
+    looks = {(style.colour, style.marker) for style in results_page.STYLES.values()}
+    assert len(looks) == len(results_page.STYLES)
+
+
+def _module(name):
+    return importlib.import_module(f"workloads.architectures.{name}")
 
 
 SWEEP = """\
@@ -260,20 +333,14 @@ def of_rates(specs, *rates):
 
 @pytest.mark.parametrize("submitted", ["whole", "part"])
 def test_parts_of_a_sweep_make_the_page_of_the_whole(
-    submitted, trials, run, page, tmp_path, results_page, monkeypatch
+    submitted, trials, run, page, grids, tmp_path, results_page
 ):
-    draw = results_page.sweep_figure
-
     def made():
-        """Return the page, its CSV, and the lines of the figure's first panel."""
-        drawn = []
-        monkeypatch.setattr(
-            results_page, "sweep_figure", lambda *a: drawn.append(draw(*a)) or drawn[-1]
-        )
-        lines, _ = page()
-        curves = [line.get_xydata() for line in drawn[-1].axes[0].lines]
+        """Return the page, its CSV, and the numbers of the figure."""
+        lines, _ = page(written=False)
+        results_page.plt.close("all")
         csv = pd.read_csv(tmp_path / "out" / "facts.csv").set_index("trial_id")
-        return lines, csv, [sorted(curve.tolist()) for curve in curves if len(curve) > 1]
+        return lines, csv, grids[-1]
 
     file, specs = trials("whole")
     run(file, specs, specs)
@@ -300,6 +367,7 @@ def test_parts_of_a_sweep_make_the_page_of_the_whole(
         assert [row[1] for row in rows(in_parts)[1:]] == 2 * ["lr=1e-2", "lr=2e-2", "lr=4e-2"]
         assert rows(in_parts) == rows(at_once)
         assert drawn == curves
+        assert len(drawn) == 6
         pd.testing.assert_frame_equal(again, csv, check_like=True)
 
 
@@ -308,7 +376,7 @@ def test_of_a_record_counts_what_the_sweep_has_and_the_runs_lack(
 ):
     file, specs = trials("whole")
     run(file, specs, specs)
-    page()
+    page(written=False)
     shutil.rmtree(tmp_path / "runs")
     file, specs = trials("whole", RATES[:2])  # the highest rate is taken out
     again, diverged, failed, done = specs[:4]
@@ -316,7 +384,14 @@ def test_of_a_record_counts_what_the_sweep_has_and_the_runs_lack(
     run(file, [], [diverged], **{"valid/loss": float("nan")})
     synthetic.start(tmp_path / "runs", replace(synthetic.make_trial("dense", 8, 0), spec=failed))
 
-    lines, _ = page()
+    record = (tmp_path / "out" / "facts.csv").read_text()
+    with pytest.raises(SystemExit):
+        page(written=False)
+    assert "holds 4 trials that neither" in (said := capsys.readouterr().err)
+    assert "--drop" in said
+    assert (tmp_path / "out" / "facts.csv").read_text() == record
+
+    lines, _ = page("--drop", written=False)
 
     text = "\n".join(lines)
     assert "| trials | 7 finished, 1 not; seeds 0, 1 |" in text
@@ -329,7 +404,80 @@ def test_of_a_record_counts_what_the_sweep_has_and_the_runs_lack(
     assert found[failed.trial_id] == pytest.approx(3.2)
     assert set(found.index) == {spec.trial_id for spec in specs} - {diverged.trial_id}
     assert "left out of" in (said := capsys.readouterr().err)
-    assert "facts.csv: 4 trials that neither" in said
+    assert "facts.csv: 4 trials that the sweep has no more: " in said
+
+
+def _compressed_anew(file):
+    """Change the hash of a sweep's text, and nothing else that decides a trial."""
+    (file.parent / "words.txt").write_text("a few words of text, in other bytes " * 500)
+    return [spec.with_accounting(account(spec)) for spec in load_sweep(file).trials]
+
+
+def test_trials_of_a_text_with_another_hash_are_kept_under_their_ids(
+    trials, run, page, tmp_path, capsys
+):
+    file, specs = trials("whole")
+    run(file, specs, of_rates(specs, *RATES[:2]))
+    page(written=False)
+    before = pd.read_csv(tmp_path / "out" / "facts.csv").set_index("trial_id")
+    shutil.rmtree(tmp_path / "runs")
+    again = _compressed_anew(file)
+    assert not {spec.trial_id for spec in again} & {spec.trial_id for spec in specs}
+    run(file, again, of_rates(again, RATES[2]))
+
+    for _ in range(2):
+        text = "\n".join(page(written=False)[0])
+
+        assert "| trials | 12 finished, 0 not; seeds 0, 1 |" in text
+        assert "| other ids | 8 trials recorded before under ids that the sweep gives" in text
+        after = pd.read_csv(tmp_path / "out" / "facts.csv").set_index("trial_id")
+        assert after.loc[before.index, "valid/loss"].to_dict() == before["valid/loss"].to_dict()
+        assert after["data_sha256"].nunique() == 2
+        assert text.count("valid_path") == 2
+
+    # What is run again takes the place of the trial that had another id.
+    shutil.rmtree(tmp_path / "runs")
+    run(file, again, again)
+    capsys.readouterr()
+    text = "\n".join(page(written=False)[0])
+    assert "| trials | 12 finished, 0 not; seeds 0, 1 |" in text
+    assert "| other ids |" not in text
+    assert "8 trials that ran again" in capsys.readouterr().err
+
+
+def test_a_record_of_an_older_page_lacks_columns_and_is_kept(
+    trials, run, page, tmp_path, results_page
+):
+    file, specs = trials("whole")
+    run(file, specs, of_rates(specs, *RATES[:2]))
+    page(written=False)
+    csv = tmp_path / "out" / "facts.csv"
+    older = pd.read_csv(csv).drop(columns=list(results_page.PROVENANCE), errors="ignore")
+    older.to_csv(csv, index=False)
+    shutil.rmtree(tmp_path / "runs")
+    run(file, specs, of_rates(specs, RATES[2]))
+
+    text = "\n".join(page(written=False)[0])
+
+    assert "| code | commit abc123 (4 trials); not recorded (8 trials) |" in text
+    assert "| device | not recorded |" in text
+    assert pd.read_csv(csv)["git_commit"].notna().sum() == 4
+
+
+def test_the_figure_is_drawn_again_from_the_csv_alone(trials, run, page, grids, tmp_path):
+    file, specs = trials("whole")
+    run(file, specs, specs)
+    page(written=False)
+    shutil.rmtree(tmp_path / "runs")
+    (tmp_path / "whole" / "words.txt").unlink()
+    (tmp_path / "out" / "facts.md").write_text("as it is")
+    csv = (tmp_path / "out" / "facts.csv").read_text()
+
+    assert page("--figures")[0] == ["as it is"]
+
+    assert grids[0] == grids[1]
+    assert (tmp_path / "out" / "facts.png").stat().st_size > 1_000
+    assert (tmp_path / "out" / "facts.csv").read_text() == csv
 
 
 def test_a_record_is_not_overwritten_where_the_sweep_file_cannot_be_read(
@@ -337,14 +485,14 @@ def test_a_record_is_not_overwritten_where_the_sweep_file_cannot_be_read(
 ):
     file, specs = trials("whole")
     run(file, specs, of_rates(specs, *RATES[:2]))
-    page()
+    page(written=False)
     record = (tmp_path / "out" / "facts.csv").read_text()
     shutil.rmtree(tmp_path / "runs")
     run(*(second := trials("second", RATES[2:])), second[1])
     (tmp_path / "whole" / "words.txt").unlink()
 
     with pytest.raises(SystemExit):
-        page()
+        page(written=False)
 
     said = capsys.readouterr().err
     assert "facts.csv holds 8 trials that" in said
