@@ -2,7 +2,8 @@
 
 `memory_scaling.png`, the README's first, is drawn from the runs in `docs/results/*.csv`. A line
 joins means over seeds, small points are the runs; a hollow point is one seed. A dashed level is the
-base without a memory, shaded from its lowest seed to its highest.
+base without a memory, shaded from its lowest seed to its highest. Squares and dotted levels are
+models whose output matrices begin smaller.
 
 `memoryformer_block_flops.png` is figure 1 of MemoryFormer, from `paper_block_flops` at the sizes of
 `sweeps/papers/memoryformer/figure1.yaml`.
@@ -26,6 +27,7 @@ RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parent / "images"
 RECALL = "recall/train_wording/exact_match"
 BITS = "valid/bits_per_byte"
+INIT = "model.output_init"
 LEVEL = "dense"
 COLOURS = {LEVEL: "#000000", "memory": "#0072B2", "memory_plus": "#D55E00"}
 """As on the pages of results (`benchmarks/results_page.py`)."""
@@ -47,21 +49,34 @@ def _memory_scaling() -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
     panels = (
         (
-            ("facts_1m", "facts_1m_memory", "facts_1m_largest"),
+            ("facts_1m", "facts_1m_memory", "facts_1m_largest", "facts_initial_values"),
             "facts, 1m base",
             RECALL,
             "facts recalled",
         ),
-        (("facts_3m", "facts_3m_largest"), "facts, 3m base", RECALL, "facts recalled"),
+        (
+            ("facts_3m", "facts_3m_largest", "facts_initial_values"),
+            "facts, 3m base",
+            RECALL,
+            "facts recalled",
+        ),
         (("text_3m",), "text, 3m base", BITS, "bits per byte (axis not from 0)"),
     )
     for panel, (parts, title, metric, label) in zip(axes, panels, strict=True):
-        runs = pd.concat([pd.read_csv(RESULTS / f"memory_scaling_{part}.csv") for part in parts])
+        runs = pd.concat([_part(part) for part in parts])
+        runs = runs[runs["preset"] == title.split()[1]]
         _draw(panel, runs, metric)
         panel.set(title=title, ylabel=label, xlabel="parameters of the memory")
         panel.set_ylim(*((0, 1.03) if metric == RECALL else outcome_limits(runs[metric], metric)))
-    axes[0].legend(frameon=False)
+    axes[1].legend(frameon=False, fontsize=8, loc="lower right")
     return figure
+
+
+def _part(name: str) -> pd.DataFrame:
+    runs = pd.read_csv(RESULTS / f"memory_scaling_{name}.csv")
+    if INIT not in runs:  # a setting that all trials of a part share has no column
+        runs[INIT] = "depth_scaled" if name == "facts_initial_values" else ""
+    return runs.fillna({INIT: ""})
 
 
 def _block_flops() -> Figure:
@@ -109,19 +124,22 @@ def _memoryformer_flops(width: int, seq_len: int) -> int:
 def _draw(panel: Axes, runs: pd.DataFrame, metric: str) -> None:
     """Draw a curve for each memory, and a level with the span of its seeds for the base."""
     style: dict[str, Any]
-    for architecture, rows in runs.groupby("architecture"):
+    for (architecture, init), rows in runs.groupby(["architecture", INIT]):
         style = {"color": COLOURS[str(architecture)], "label": architecture}
+        if init:
+            style |= {"label": f"{architecture}, smaller output matrices"}
         if architecture == LEVEL:
-            panel.axhline(rows[metric].mean(), linestyle="--", **style)
+            panel.axhline(rows[metric].mean(), linestyle=":" if init else "--", **style)
             low, high = rows[metric].min(), rows[metric].max()
             panel.axhspan(low, high, color=style["color"], alpha=0.1, linewidth=0)
             continue
         sizes = rows.groupby("memory_params")[metric]
         means, seeds = sizes.mean(), sizes.count()
-        panel.plot(means.index, means, marker="o", **style)
+        mark = "s" if init else "o"
+        panel.plot(means.index, means, marker=mark, linestyle="" if init else "-", **style)
         panel.scatter(rows["memory_params"], rows[metric], s=9, alpha=0.5, color=style["color"])
         one = means[seeds == 1]
-        panel.plot(one.index, one, "o", color=style["color"], markerfacecolor="white", zorder=3)
+        panel.plot(one.index, one, mark, color=style["color"], markerfacecolor="white", zorder=3)
     sizes = runs.loc[runs["architecture"] != LEVEL, "memory_params"]
     low, high = sizes.min() / 1.5, sizes.max() * 3
     log_scale(panel, "x", low, high, show=rounded, most=4)
