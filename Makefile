@@ -63,7 +63,7 @@ quickstart: $(STAMP)  ## Plan, train and report sweeps/quickstart.yaml (five min
 	@if nvidia-smi -L >/dev/null 2>&1; then \
 	    echo "A GPU is here. The same question at 1m to 10m: memscale submit quickstart_gpu"; fi
 
-test: $(STAMP)  ## Unit, property, golden and quicker integration tests (five minutes, two cores)
+test: $(STAMP)  ## Unit, property, golden and quicker integration tests (four minutes, two cores)
 	@$(MAKE) --no-print-directory -j 3 -k .test-unit .test-integration KINDS="$(QUICK)"
 
 # All to their end, also where one fails. What the later ones print waits for their end, so that it
