@@ -678,7 +678,8 @@ def _figure(runs: Runs, columns: Sequence[Column], path: Path) -> None:
             look["linestyle"] = "--" if later or architecture == BASE else "-"
             at = across[rows.index]
             if at.isna().all():  # without a table: a level, and a band from seed to seed
-                panel.axhline(rows[metric].mean(), **look)
+                level = {**look, "linestyle": ":" if later else "--"}
+                panel.axhline(rows[metric].mean(), **level)
                 if len(rows) > 1:
                     ends = rows[metric].min(), rows[metric].max()
                     panel.axhspan(*ends, color=look["color"], alpha=0.1, linewidth=0)
