@@ -19,7 +19,8 @@ SEED   := $(or $(SEED),$(shell date +%s))
 # as many processes again, because they mostly wait; each has folders, ports and processes of its
 # own.
 WORKERS ?= 2
-PYTEST := $(BIN)/python -m pytest --dist loadfile
+# One thread for each, said before any plugin imports numpy (tests/conftest.py).
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadfile
 UNIT_WORKERS := -n $(WORKERS)
 HALF := $(shell expr $(WORKERS) / 2)
 HALF_WORKERS := -n $(if $(filter 0 1,$(HALF)),0,$(HALF))

@@ -190,7 +190,7 @@ def _finished(runs: Runs, sweep_dir: SweepDir, record: Path, *, drop: bool = Fal
     runs = replace(runs, table=_with_provenance(runs.table, origins))
     if not record.exists():
         return Finished(runs, specs, ())
-    lines = pd.read_csv(record).to_dict("records")
+    lines = _read(record).to_dict("records")
     done = runs.excluded[runs.excluded["state"] == "done"]
     new = specs.keys() | set(done["trial_id"])
     missing = {line["trial_id"] for line in lines} - new
@@ -202,7 +202,9 @@ def _finished(runs: Runs, sweep_dir: SweepDir, record: Path, *, drop: bool = Fal
             f" whether the sweep has them, its file must say: {error}"
         ) from error
     earlier = {trial_id: every[trial_id] for trial_id in missing if trial_id in every}
-    of_settings = {_settings_id(spec): spec for spec in every.values()}
+    # Of two files with one setting it is not known which a row of another hash was trained on.
+    settings = Counter(_settings_id(spec) for spec in every.values())
+    of_settings = {own: spec for spec in every.values() if settings[own := _settings_id(spec)] == 1}
     under = {line["trial_id"]: of_settings.get(line.get("settings_id")) for line in lines}
     renamed = {i: spec for i in missing - earlier.keys() if (spec := under[i]) is not None}
     lost = missing - earlier.keys() - renamed.keys()
@@ -213,6 +215,11 @@ def _finished(runs: Runs, sweep_dir: SweepDir, record: Path, *, drop: bool = Fal
             "file that has them, or give --drop to leave them out"
         )
     again = {i for i, spec in renamed.items() if spec.trial_id in new | earlier.keys()}
+    for line in sorted(lines, key=lambda line: str(line.get("finished")), reverse=True):
+        # Of several with one setting the last that finished stays.
+        spec = renamed.get(line["trial_id"])
+        if spec is not None and line["trial_id"] not in again:
+            again |= {i for i, one in renamed.items() if one is spec} - {line["trial_id"]}
     for left, why in ((lost, "that the sweep has no more"), (again, "that ran again")):
         if left:
             said = f"left out of {record}: {plural(len(left), 'trial')} {why}: {_some(left)}"
@@ -283,7 +290,9 @@ def _settings_id(spec: TrialSpec) -> str:
 def _provenance(trial: TrialDir) -> dict[str, object]:
     """Return PROVENANCE of a finished trial of the runs folder."""
     spec, result, attempts = trial.spec(), trial.result() or {}, trial.attempts()
-    facts = common_facts([(attempts[-1].environment() if attempts else None) or {}])
+    # A later attempt may have begun, and found the result there.
+    wrote = [a for a in attempts if a.number == result.get("attempt")] or attempts[-1:]
+    facts = common_facts([attempt.environment() or {} for attempt in wrote])
     shas = ", ".join(f"{key} {sha}" for key, sha in sorted(spec.data_sha256.items()))
     finished = result.get("finished_at")
     return {
@@ -304,6 +313,10 @@ def _with_provenance(table: pd.DataFrame, known: Sequence[Mapping[str, object]])
     return pd.concat([table, columns], axis=1)
 
 
+def _read(record: Path) -> pd.DataFrame:
+    return pd.read_csv(record, dtype={"git_commit": "object"})
+
+
 def _recorded_runs(record: Path) -> Runs:
     """Return the runs that a CSV holds, without what it does not say."""
     rows = [
@@ -317,7 +330,7 @@ def _recorded_runs(record: Path) -> Runs:
             accounting={k: v for k, v in line.items() if k in ACCOUNTING and pd.notna(v)},
             metrics=_measured(line),
         )
-        for line in pd.read_csv(record).to_dict("records")
+        for line in _read(record).to_dict("records")
     ]
     table, faulty = check_rows(rows)
     return Runs(table=table, excluded=exclusions(faulty), source=str(record), sweep=record.stem)
@@ -341,7 +354,11 @@ def _row(spec: TrialSpec, line: Mapping[str, Any], sweep: str | None) -> dict[st
         preset=spec.preset,
         seed=spec.seed,
         settings=flat_settings(spec),
-        accounting=spec.accounting or account(spec),
+        # As it was counted at the time, where the record says it.
+        accounting={
+            **(spec.accounting or account(spec)),
+            **{name: line[name] for name in ACCOUNTING if pd.notna(line.get(name))},
+        },
         metrics=_measured(line),
         not_causal=spec.not_causal,
     )

@@ -39,8 +39,7 @@ def main() -> None:
     print(f"{device}, torch {torch.__version__}; {arguments.tokens:,} tokens a GPU and step")
     print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|", flush=True)
     for name in arguments.only.split(","):
-        has_tables = "n_keys" in registry.architecture(name).Config.__dataclass_fields__
-        layouts = arguments.layouts.split(",") if has_tables else ["-"]
+        layouts = arguments.layouts.split(",") if _has_tables(arguments, name) else ["-"]
         alone: dict[str, Any] | None = None
         for gpus in map(int, arguments.gpus.split(",")):
             # One rank has no parts: neither of tables nor of dense parameters.
@@ -52,6 +51,12 @@ def main() -> None:
                 cells = [name, layout, dense, str(gpus), f"{found['rate'] / 1e6:.4f}", over]
                 cells += [f"{found['peak'] / 1e9:.1f}", f"{found['loss']:.4f}"]
                 print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _has_tables(arguments: argparse.Namespace, name: str) -> bool:
+    module = registry.architecture(name)
+    config = module.Config(**module.PRESETS[arguments.preset])
+    return bool(config.param_count(arguments.vocab_size).memory_values > 0)
 
 
 def _trained(
@@ -101,7 +106,7 @@ def _rank(
                 "batch_tokens": batch_tokens,
                 "seq_len": arguments.seq_len,
                 "lr": 1e-3,
-                **({} if name == "dense" else ROWWISE),
+                **(ROWWISE if _has_tables(arguments, name) else {}),
             },
             seed=0,
             checkpoints=folder / "checkpoints",
@@ -133,7 +138,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="dense,memory_plus", help="architectures")
     parser.add_argument("--preset", default="373m")
-    parser.add_argument("--gpus", default="1,2", help="numbers of GPUs; one first, to compare with")
+    parser.add_argument("--gpus", default="1,2", help="numbers of GPUs, one first")
     parser.add_argument("--layouts", default="columns", help="of tables: columns, rows or both")
     parser.add_argument("--dense", default="replicated", help="replicated, sharded or both")
     parser.add_argument("--tokens", type=int, default=32_768, help="of a GPU in a step")

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Before torch is there: models here are so small that a second thread only waits, and test processes share the cores.
+# Plugins may import numpy before, whose threads are then there: hence the same in the Makefile.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Records are written for good (fsync), and tests would wait for the disk each time: a lost tracker is rebuilt in 18 s on a
@@ -98,9 +99,6 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Say how many tests were skipped and why; fail on one that is not listed, if asked to."""
-    # pytest looks for what nobody closed five times over; what the first look leaves, stays.
-    gc.collect()
-    gc.freeze()
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None or not session.config.getoption("strict_skips"):
         return

@@ -232,9 +232,17 @@ class Law(ABC):
         return np.asarray(curve.reshape(*np.shape(parameters)[:-1], curve.shape[1]))
 
     def evaluate_each(self, inputs: Mapping[str, Array], parameters: Array) -> Array:
-        """Return the outcome (k, n) at inputs (k, n) for parameters (k, p), row i for row i."""
-        rows = [{name: inputs[name][i] for name in self.inputs} for i in range(len(parameters))]
-        return np.concatenate([self.evaluate(row, parameters[[i]]) for i, row in enumerate(rows)])
+        """Return the outcome (k, n) at inputs (k, n) for parameters (k, p), row i for row i.
+
+        NaN where an input is.
+        """
+        known = np.asarray(np.isfinite([inputs[name] for name in self.inputs]).all(axis=0))
+        found = np.full(known.shape, np.nan)
+        for i, here in enumerate(known):
+            if here.any():
+                row = {name: inputs[name][i, here] for name in self.inputs}
+                found[i, here] = self.evaluate(row, parameters[[i]])[0]
+        return found
 
 
 def _check_bounds(parameter: Parameter, low: float, high: float) -> None:

@@ -87,6 +87,7 @@ def _trend(
         values = by_seed[params.index].mean().to_numpy(dtype=np.float64)[None, :]
     x = np.log2(params.to_numpy(dtype=np.float64))
     slope = slope_weights(x)
+    sd, freedom = sd_about_line(x, values)
     return MemoryTrend(
         architecture=architecture,
         preset=preset,
@@ -97,8 +98,8 @@ def _trend(
         per_doubling=contrast_of_means(
             [(1.0, values @ slope)],
             level=level,
-            extra_sd=sd_about_line(x, values) * float(np.sqrt(slope @ slope)),
-            extra_freedom=len(x) - 2,
+            extra_sd=sd * float(np.sqrt(slope @ slope)),
+            extra_freedom=freedom,
         ),
         level=level,
     )
@@ -110,8 +111,12 @@ def slope_weights(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(centred / (centred @ centred))
 
 
-def sd_about_line(x: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+def sd_about_line(x: NDArray[np.float64], values: NDArray[np.float64]) -> tuple[float, float]:
     """Return the standard deviation of means about their line, beyond what seeds explain.
+
+    With it come its degrees of freedom. It is the root of a difference of two mean squares, of
+    which the second is known much better. So Satterthwaite's formula (1946) gives n - 2, less by
+    the square of what the difference is to the first.
 
     Args:
         x: Places (n,), three or more.
@@ -125,4 +130,8 @@ def sd_about_line(x: NDArray[np.float64], values: NDArray[np.float64]) -> float:
         # What is left of a run when its seed and its size are taken out.
         left = values - values.mean(axis=1, keepdims=True) - means + means.mean()
         noise = float((left**2).sum()) / ((n_seeds - 1) * (n_places - 1)) / n_seeds
-    return math.sqrt(max(0.0, float(about_line @ about_line) / (n_places - 2) - noise))
+    mean_square = float(about_line @ about_line) / (n_places - 2)
+    beyond = mean_square - noise
+    if beyond <= 0:
+        return 0.0, math.inf
+    return math.sqrt(beyond), (n_places - 2) * (beyond / mean_square) ** 2

@@ -6,11 +6,11 @@ from orchestrator.planning.pricing import Plan, PlannedTrial
 from orchestrator.records import units
 from orchestrator.records.trial_spec import TrialSpec
 
-FEW = 50
+FEW_EXPOSURES = 50
 """Exposures below which a remark is made: half of the fewest with a published capacity."""
-FAR = 10.0
+CAPACITY_MARGIN = 10.0
 """Factor between what there is to store and what models hold from which on a remark is made."""
-LEAST_HELD, MOST_HELD = 1.0, 2.0
+LEAST_BITS_PER_PARAM, MOST_BITS_PER_PARAM = 1.0, 2.0
 """Bits a parameter that models hold after 100 and after 1,000 exposures (`SOURCE`)."""
 SOURCE = "Allen-Zhu and Li 2024, arXiv 2404.05405"
 
@@ -30,8 +30,8 @@ def exposures(facts: Any, spec: TrialSpec) -> float | None:
 def row(facts: Any, spec: TrialSpec) -> dict[str, Any]:
     """Return what `plan --json` prints of a trial's facts."""
     return {
-        "subjects": facts.n_subjects,
-        "facts": facts.n_facts,
+        "n_subjects": facts.n_subjects,
+        "n_facts": facts.n_facts,
         "prior_bits": facts.prior_bits,
         "answer_prior_nll": facts.answer_prior_nll,
         "tokens_per_exposure": facts.tokens_per_exposure,
@@ -58,22 +58,22 @@ def notes(plan: Plan) -> list[str]:
         return []
     found = []
     times = [exposures(facts, spec) for facts, spec in trials]
-    fewest = min((n for n in times if n is not None), default=FEW)
-    if fewest < FEW:
+    fewest = min((n for n in times if n is not None), default=FEW_EXPOSURES)
+    if fewest < FEW_EXPOSURES:
         found.append(
-            f"facts: {_rounded(fewest)} exposures are few: dense models hold about {LEAST_HELD:g} "
-            f"bit a parameter after 100 and {MOST_HELD:g} after 1,000 ({SOURCE}); train on more "
-            "tokens or fewer facts to measure a capacity"
+            f"facts: {_rounded(fewest)} exposures are few: dense models hold about "
+            f"{LEAST_BITS_PER_PARAM:g} bit a parameter after 100 and {MOST_BITS_PER_PARAM:g} after "
+            f"1,000 ({SOURCE}); train on more tokens or fewer facts to measure a capacity"
         )
-    held = f"dense models hold {LEAST_HELD:g} to {MOST_HELD:g} ({SOURCE})"
+    held = f"dense models hold {LEAST_BITS_PER_PARAM:g} to {MOST_BITS_PER_PARAM:g} ({SOURCE})"
     most = max(_bits_per_dense_param(facts, spec) for facts, spec in trials)
-    if most < LEAST_HELD / FAR:
+    if most < LEAST_BITS_PER_PARAM / CAPACITY_MARGIN:
         found.append(
             f"facts: at most {_few_bits(most)} a parameter without memory tables, and {held}: "
             "every model may learn all of them; more facts or smaller models tell models apart"
         )
     least = min(_bits_per_param(facts, spec) for facts, spec in trials)
-    if least > MOST_HELD * FAR:
+    if least > MOST_BITS_PER_PARAM * CAPACITY_MARGIN:
         found.append(
             f"facts: at least {_few_bits(least)} a parameter, and {held}: no model can learn a "
             "tenth of them; take fewer facts or larger models"

@@ -63,7 +63,7 @@ def autocast(*, bf16: bool, device: torch.device) -> AbstractContextManager[obje
 
 @contextmanager
 def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[None]:
-    """Set threads, fp32 matrix precision and determinism for a run; put everything back afterwards.
+    """Set threads, fp32 matrix precision and determinism for a run; put them back afterwards.
 
     fp32 means fp32: TF32 is allowed only where bf16 was chosen anyway. On a CPU only deterministic
     kernels are used, which costs nothing there; filling fresh memory, which would, is left out. On
@@ -133,8 +133,8 @@ def _fix_cublas_workspace() -> None:
 
     cuBLAS promises that only for a workspace that is fixed ("Results reproducibility" in its
     documentation). Without it 16 of 16 resumed trials with prefetched rows differed from ones that
-    went through, with it none of 24. This is the size that torch takes on these GPUs anyway. cuBLAS
-    reads it when a process first multiplies; a setting of the user's stays.
+    went through, with it none of 24. This is the size that torch takes on Hopper anyway. cuBLAS
+    reads it when a process first multiplies, so it stays for the process. So does a user's setting.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

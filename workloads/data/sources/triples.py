@@ -46,8 +46,8 @@ from workloads.field_error import FieldError, PositiveInt, Share, check_fields
 _CACHE_VERSION = 1
 _CHECKED_STATEMENTS = 500
 _COUNTED_FACTS = 10_000
-"""Tokenised at most to estimate the tokens of an exposure: of 140,000 facts it finds 2 % too few
-(a tokenizer trained on the sample fits it a little better)."""
+"""Tokenised at most to estimate the tokens of an exposure. A tokenizer trained on the sample fits
+it better: of 140,000 facts it finds 2 % too few tokens, with a vocabulary of 32,768 15 %."""
 _TOLD_GUESSING = 0.1
 """Recall of constant guessing from which on the plan mentions it."""
 
@@ -148,7 +148,9 @@ class Config:
             DataError: One line per mistake, with file and line.
         """
         facts, wordings = _read(self, log)
-        trained = np.flatnonzero(~np.array(_unseen(self, facts)))
+        unseen = _unseen(self, facts)
+        _require_trained(self, unseen)
+        trained = np.flatnonzero(~np.array(unseen))
         sample = [facts[i] for i in spread(len(facts), _COUNTED_FACTS)]
         return FactCounts(
             n_subjects=len({facts[i].subject for i in trained}),
@@ -317,6 +319,7 @@ def _selected(config: Config, facts: list[Fact], path: Path, problems: Problems)
 
 def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
     facts, wordings = _read(config, log)
+    _require_trained(config, _unseen(config, facts))
     pieces, tokenizer = _pieces(config, facts, wordings, log)
     pieces.save(folder)
     tokenizer.save_in(folder)
@@ -362,12 +365,14 @@ def _tokens_of_sample(
 
 def _unseen(config: Config, facts: list[Fact]) -> list[bool]:
     """Return which facts are held out of training, by their subjects."""
-    unseen = [unit_hash(fact.subject, "unseen") < config.heldout_subjects for fact in facts]
+    return [unit_hash(fact.subject, "unseen") < config.heldout_subjects for fact in facts]
+
+
+def _require_trained(config: Config, unseen: list[bool]) -> None:
     if all(unseen):
         raise DataError(
             [f"{config.path}: heldout_subjects leaves no fact to train on; lower it or add facts"]
         )
-    return unseen
 
 
 def _is_asked(fact: Fact, question_share: float) -> bool:

@@ -83,14 +83,14 @@ static void finish_streams(void)
 static void *copy_part(void *argument)
 {
     Part *part = argument;
-    for (int64_t number = 0; number < part->n_pairs; number++) {
+    for (int64_t number = 0; number < part->n_pairs && !part->outside; number++) {
         Pair pair = part->pairs[number];
         int streamed = streams(&pair);
         for (int64_t place = part->start; place < part->end; place++) {
             int64_t id = id_at(part, place);
             if (id < 0 || id >= part->n_rows) {
                 part->outside = 1;
-                return NULL;
+                break;
             }
             if (place + AHEAD < part->end && !(streamed && part->scatters))
                 prefetch(pair.table + id_at(part, place + AHEAD) * pair.row_bytes, pair.row_bytes,

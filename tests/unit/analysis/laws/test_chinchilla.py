@@ -4,6 +4,7 @@ from scipy.optimize import minimize_scalar
 
 from analysis.fitting.law import Law
 from analysis.laws.chinchilla import CHINCHILLA, compute_optimum
+from analysis.laws.farseer import FARSEER
 
 P = dict(CHINCHILLA.example)
 
@@ -34,3 +35,19 @@ def test_every_row_of_sizes_is_evaluated_under_its_own_parameters():
         row = {name: values[i] for name, values in inputs.items()}
         np.testing.assert_array_equal(found[i], CHINCHILLA.evaluate(row, parameters[i]))
     np.testing.assert_array_equal(found, Law.evaluate_each(CHINCHILLA, inputs, parameters))
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_input_that_is_not_known_has_no_outcome_and_spoils_no_other():
+    inputs = {name: np.array([[1e7, np.nan], [2e7, 3e7]]) for name in FARSEER.inputs}
+    example = dict(FARSEER.example)
+    parameters = np.tile([example[p.name] for p in FARSEER.parameters], (2, 1))
+
+    found = FARSEER.evaluate_each(inputs, parameters)
+
+    assert np.isnan(found[0, 1])
+    known = {name: values[0, :1] for name, values in inputs.items()}
+    assert found[0, 0] == FARSEER.evaluate(known, parameters[[0]])[0, 0]
+    assert np.isfinite(found[1]).all()
+    none = {name: values[:0] for name, values in inputs.items()}
+    assert FARSEER.evaluate_each(none, parameters[:0]).shape == (0, 2)

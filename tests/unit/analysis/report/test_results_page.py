@@ -445,6 +445,52 @@ def test_trials_of_a_text_with_another_hash_are_kept_under_their_ids(
     assert "8 trials that ran again" in capsys.readouterr().err
 
 
+def test_of_two_rows_with_one_setting_the_last_that_finished_is_kept(
+    trials, run, page, tmp_path, capsys
+):
+    """Two branches may each have run a sweep, and their CSVs been joined."""
+    file, specs = trials("whole")
+    run(file, specs, specs)
+    page(written=False)
+    csv = tmp_path / "out" / "facts.csv"
+    once = pd.read_csv(csv).assign(finished="2026-01-01")
+    other = once.assign(trial_id=once["trial_id"] + "x", finished="2026-01-02")
+    pd.concat([once, other]).to_csv(csv, index=False)
+    shutil.rmtree(tmp_path / "runs")
+    again = _compressed_anew(file)
+    run(file, again, of_rates(again, RATES[2]))
+
+    text = "\n".join(page(written=False)[0])
+
+    assert "| trials | 12 finished, 0 not; seeds 0, 1 |" in text
+    found = pd.read_csv(csv)
+    assert not found["settings_id"].duplicated().any()
+    assert found["trial_id"].str.endswith("x").sum() == 8
+    assert "16 trials that ran again" in capsys.readouterr().err
+
+
+def test_rows_of_two_files_with_one_setting_are_not_mixed(trials, run, page, tmp_path, capsys):
+    file, _ = trials("whole")
+    (file.parent / "others.txt").write_text("other words, and as many of them " * 500)
+    head, _ = file.read_text().split("trials:", 1)
+    file.write_text(
+        f"{head}trials: [grid: {{data.path: [words.txt, others.txt]}}]\nseeds: [0, 1]\n"
+    )
+    specs = [spec.with_accounting(account(spec)) for spec in load_sweep(file).trials]
+    run(file, specs, specs)
+    page(written=False)
+    before = (tmp_path / "out" / "facts.csv").read_bytes()
+    shutil.rmtree(tmp_path / "runs")
+    again = _compressed_anew(file)
+    run(file, again, [spec for spec in again if "others" in str(spec.data["path"])])
+
+    with pytest.raises(SystemExit):
+        page(written=False)
+
+    assert "the page would lose" in capsys.readouterr().err
+    assert (tmp_path / "out" / "facts.csv").read_bytes() == before
+
+
 def test_a_record_of_an_older_page_lacks_columns_and_is_kept(
     trials, run, page, tmp_path, results_page
 ):

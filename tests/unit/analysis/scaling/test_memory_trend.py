@@ -105,4 +105,4 @@ def test_slope_and_lack_of_fit_of_a_line(places, intercept, slope):
     y = intercept + slope * x
 
     assert slope_weights(x) @ y == pytest.approx(slope, abs=1e-9)
-    assert sd_about_line(x, np.stack([y, y + 1])) == pytest.approx(0, abs=1e-6)
+    assert sd_about_line(x, np.stack([y, y + 1]))[0] == pytest.approx(0, abs=1e-6)

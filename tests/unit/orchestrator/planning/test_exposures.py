@@ -120,9 +120,9 @@ def test_exposures_of_facts_are_those_counted_in_the_batches(tmp_path):
     assert not row["estimated"]
     assert row["tokens_per_exposure"] == corpus.tokens_per_epoch
     # Whether one fact or all: documents, each of which states one, over facts.
-    assert row["exposures"] == pytest.approx(len(documents) / row["facts"], rel=0.02)
-    assert row["facts"] == corpus.n_facts < 180
-    assert row["facts"] == 2 * row["subjects"], "each subject has two"
+    assert row["exposures"] == pytest.approx(len(documents) / row["n_facts"], rel=0.02)
+    assert row["n_facts"] == corpus.n_facts < 180
+    assert row["n_facts"] == 2 * row["n_subjects"], "each subject has two"
     assert row["prior_bits"] == pytest.approx(corpus.total_bits)
 
 
