@@ -18,20 +18,26 @@ Work = Callable[[process_group.RankGroup, torch.device], Any]
 
 def run_ranks(size: int, device: str, work: Work) -> Any:
     """Return `work`'s result on rank 0 of `size` ranks, one GPU each or all on the CPU."""
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        processes = [
-            context.Process(target=_rank, args=(rank, size, device, work, folder))
-            for rank in range(size)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise SystemExit("a rank failed")
+        spawn_ranks(size, _rank, size, device, work, folder)
         return json.loads((folder / "found.json").read_text())
+
+
+def spawn_ranks(size: int, target: Callable[..., None], *arguments: Any) -> None:
+    """Call `target(rank, *arguments)` in a process for each rank, and wait for all.
+
+    Raises:
+        SystemExit: If one of them fails.
+    """
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=target, args=(rank, *arguments)) for rank in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit("a rank failed")
 
 
 def _rank(rank: int, size: int, device: str, work: Work, folder: Path) -> None:

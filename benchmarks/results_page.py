@@ -20,23 +20,19 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import pandas as pd
+from results_figure import Column, draw_figure, figure_columns, varied_numbers
 
 import analysis
 from analysis.loading.load import Runs
 from analysis.loading.provenance import common_facts
 from analysis.loading.schema import ACCOUNTING, check_rows, exclusions, plain_row
-from analysis.plotting.axes import caption, log_scale, margins, rounded
-from analysis.plotting.style import series_styles
-from analysis.scaling.equal_compute import higher_is_better
-from analysis.scaling.tuned_setting import tuned_setting
 from orchestrator.planning.pricing import account
 from orchestrator.records.errors import ConfigError, ExperimentError, StoreError
 from orchestrator.records.sweep_dir import SweepDir
@@ -45,9 +41,6 @@ from orchestrator.records.trial_spec import GPU_PEAK, TrialSpec
 from orchestrator.records.units import count, plural
 from orchestrator.records.varied_settings import flat_settings, trial_labels
 from orchestrator.sweep.load import load_sweep
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 METRICS = {
     "valid/bits_per_byte": "bits per byte",
@@ -66,8 +59,6 @@ METRICS = {
     "ms_per_token_batch64": "batch 64",
 }
 """Metric, or the end of an `eval/TASK/` metric -> heading."""
-FIGURE_METRICS = 3
-"""Most panels of the figure."""
 PROVENANCE = (
     "git_commit",
     "uncommitted_changes",
@@ -83,40 +74,8 @@ PROVENANCE = (
 UNKNOWN = "not recorded"
 SETTINGS = ("data.", "model.", "train.")
 """Prefixes of the columns that say how a trial was made."""
-STYLES = series_styles(
-    (
-        "memory",
-        "memory_plus",
-        "engram",
-        "moe",
-        "peer",
-        "pythia",
-        "dense",
-        "memoryformer",
-        "ngram_input",
-        "value_embeddings",
-        "per_layer_embedding",
-        "ultramem_v2",
-        "lookup_ffn",
-        "latent_attention",
-        "all_attention",
-        "linformer",
-        "performer",
-        "cosformer",
-    )
-)
-"""Look of every architecture, the same on all pages. A new one comes last."""
-BASE = "dense"
-"""Architecture whose levels are drawn through figures of one size."""
 ROOT = Path(__file__).parents[1]
 """Where the commands in headers of sweep files are run."""
-
-
-class Column(NamedTuple):
-    """A metric of the page."""
-
-    metric: str
-    heading: str
 
 
 class Finished(NamedTuple):
@@ -152,7 +111,7 @@ def main() -> None:
         if not record.exists():
             parser.error(f"{record}: not there; make the page of the sweep first")
         runs = _recorded_runs(record)
-        _figure(runs, _columns(runs.table), figure)
+        draw_figure(runs, _columns(runs.table), figure)
         print(f"wrote {figure}")
         return
     try:
@@ -165,7 +124,7 @@ def main() -> None:
     table = finished.runs.table
     arguments.out.mkdir(parents=True, exist_ok=True)
     columns = _columns(table)
-    _figure(finished.runs, columns, figure)
+    draw_figure(finished.runs, columns, figure)
     page = arguments.out / f"{arguments.sweep}.md"
     page.write_text("\n".join(_page(finished, columns, figure.name, sweep_dir)), encoding="utf-8")
     _write_csv(table, columns, record)
@@ -428,7 +387,11 @@ def _page(
     ]
     lines += [f"| {' | '.join(headings)} |", f"|---|{'---:|' * (len(headings) - 1)}"]
     ordered = table.sort_values(
-        [*_varied(table, "data."), "architecture", *_varied(table, "model.", "train.")],
+        [
+            *varied_numbers(table, "data."),
+            "architecture",
+            *varied_numbers(table, "model.", "train."),
+        ],
         kind="stable",
         na_position="first",
     )
@@ -443,7 +406,7 @@ def _page(
             *(_cost(rows.apply(of_row, axis=1)) for of_row in costs.values()),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    shown = ", ".join(heading for _, heading in _panels(table, columns))
+    shown = ", ".join(heading for _, heading in figure_columns(table, columns))
     lines += ["", f"![{shown}]({figure})"]
     if len(runs.excluded):
         lines += ["", "Not finished:", ""]
@@ -591,17 +554,6 @@ def _range(values: pd.Series) -> str:
     return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
-def _varied(table: pd.DataFrame, *sections: str) -> list[str]:
-    """Return the settings of sections (`data.`, ...) that differ between trials and are numbers."""
-    return [
-        name
-        for name in table
-        if name.startswith(sections)
-        and pd.api.types.is_numeric_dtype(table[name])
-        and table[name].nunique() > 1
-    ]
-
-
 def _mean(rows: pd.DataFrame, metric: str) -> str:
     """Return a metric's mean over seeds with its uncertainty, as the module says."""
     values = rows[metric].dropna()
@@ -613,196 +565,6 @@ def _mean(rows: pd.DataFrame, metric: str) -> str:
         error = rows[stderr].dropna().mean()
     mean = f"{values.mean():.4g}"
     return mean if math.isnan(error) else f"{mean} ± {error:.2g}"
-
-
-def _panels(table: pd.DataFrame, columns: Sequence[Column]) -> list[Column]:
-    """Return what the figure shows: the first metrics that differ between trials.
-
-    Bits per byte and loss are one quantity, so one of them is enough.
-    """
-    names = {metric for metric, _ in columns}
-    shown = [
-        column
-        for column in columns
-        if not (column.metric == "valid/loss" and "valid/bits_per_byte" in names)
-        and table[column.metric].nunique() > 1
-    ]
-    return (shown or list(columns))[:FIGURE_METRICS]
-
-
-def _across(table: pd.DataFrame) -> tuple[str, pd.Series]:
-    """Return what the figure is drawn against, in words and of each trial.
-
-    It is what varies in the data; of one size with tables of several sizes their rows; or total
-    parameters.
-    """
-    for name in _varied(table, "data."):
-        words = name.rpartition(".")[2].removeprefix("n_").replace("_", " ")
-        return words, table[name].astype(float)
-    keys = "model.n_keys"
-    one_size = keys in _varied(table, "model.") and table["preset"].nunique() == 1
-    if one_size and (table.groupby("architecture")[keys].nunique() > 1).any():
-        return "rows of the memory", table[keys].astype(float) ** 2
-    return "total parameters", table["total_params"].astype(float)
-
-
-def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, pd.DataFrame]]:
-    """Yield architecture, name and runs of every curve: settings that vary make further ones.
-
-    A setting that has one value at each place of the x axis makes no further curve.
-    """
-    for architecture, rows in table.groupby("architecture"):
-        settings = [name for name in rows if name.startswith(("train.", "model."))]
-        at = across[rows.index].fillna(0.0)
-        varied = [c for c in settings if rows.groupby(at)[c].nunique(dropna=False).max() > 1]
-        if not varied:
-            yield str(architecture), str(architecture), rows
-            continue
-        for values, part in rows.groupby(varied, dropna=False):
-            named = zip((name.rpartition(".")[2] for name in varied), values, strict=True)
-            shown = [
-                f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-                for name, value in named
-                if not pd.isna(value)
-            ]
-            yield str(architecture), ", ".join([str(architecture), *shown]), part
-
-
-def _figure(runs: Runs, columns: Sequence[Column], path: Path) -> None:
-    """Draw the panels: what was tuned as a grid, one size of each as dots, the rest as curves."""
-    table = runs.table
-    panels = _panels(table, columns)
-    if not _varied(table, "data."):
-        tuned = tuned_setting(table, analysis.fit_sweep(runs, n_draws=0))
-        if tuned is not None:
-            _grid(table, tuned.name, tuned.arms, _loss(columns), path)
-            return
-    label, across = _across(table)
-    curves = list(_curves(table, across))
-    if label == "total parameters" and all(across[r.index].nunique() == 1 for *_, r in curves):
-        _dots(curves, panels, path)
-        return
-    figure, axes = plt.subplots(
-        1,
-        len(panels),
-        figsize=(1.6 + 3.8 * len(panels), 3.6),
-        squeeze=False,
-        layout="constrained",
-    )
-    for panel, (metric, heading) in zip(axes[0], panels, strict=True):
-        for (architecture, name, rows), later in zip(curves, _later(curves), strict=True):
-            look: dict[str, Any] = {"color": STYLES[architecture].colour, "label": name}
-            look["linestyle"] = "--" if later or architecture == BASE else "-"
-            at = across[rows.index]
-            if at.isna().all():  # without a table: a level, and a band from seed to seed
-                level = {**look, "linestyle": ":" if later else "--"}
-                panel.axhline(rows[metric].mean(), **level)
-                if len(rows) > 1:
-                    ends = rows[metric].min(), rows[metric].max()
-                    panel.axhspan(*ends, color=look["color"], alpha=0.1, linewidth=0)
-                continue
-            means = rows.groupby(at)[metric].mean()
-            face = {"markerfacecolor": "white"} if later else {}
-            panel.plot(means.index, means, marker="o", **look, **face)
-            if rows["seed"].nunique() > 1:
-                panel.scatter(at, rows[metric], s=9, alpha=0.5, color=look["color"])
-        panel.set(xlabel=label, ylabel=heading)
-        log_scale(panel, "x", *margins(across.dropna(), least=1.5), show=rounded, most=6)
-    axes[0][-1].legend(fontsize=7)
-    if table["seed"].nunique() > 1:
-        words = "lines: means over seeds; small points: seeds"
-        caption(figure, f"{words}; shaded: from seed to seed" if across.isna().any() else words)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def _loss(columns: Sequence[Column]) -> Column:
-    """Return the held-out loss, or else the first metric."""
-    return next((column for column in columns if column.metric == "valid/loss"), columns[0])
-
-
-def _later(curves: Sequence[tuple[str, str, pd.DataFrame]]) -> list[bool]:
-    """Return of each curve whether another of its architecture stands before it."""
-    architectures = [architecture for architecture, *_ in curves]
-    return [name in architectures[:place] for place, name in enumerate(architectures)]
-
-
-def _dots(
-    curves: Sequence[tuple[str, str, pd.DataFrame]], columns: Sequence[Column], path: Path
-) -> None:
-    """Draw one size of each: a line per configuration, best first, small dots for seeds."""
-    best = columns[0].metric
-    named = sorted(curves, key=lambda curve: float(curve[2][best].mean()))
-    if higher_is_better(best):
-        named.reverse()
-    figure, axes = plt.subplots(
-        1,
-        len(columns),
-        figsize=(2.2 + 3.4 * len(columns), 1.5 + 0.26 * len(named)),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    levels = len(named) > 2 and any(architecture == BASE for architecture, *_ in named)
-    for panel, (metric, heading) in zip(axes[0], columns, strict=True):
-        for place, ((architecture, _, rows), later) in enumerate(
-            zip(named, _later(named), strict=True)
-        ):
-            colour, mean = STYLES[architecture].colour, rows[metric].mean()
-            panel.scatter(rows[metric], [place] * len(rows), s=16, color=colour, alpha=0.6)
-            if len(rows) > 1:
-                panel.scatter(mean, place, s=70, marker="|", color="black")
-            if levels and architecture == BASE:
-                panel.axvline(mean, color=colour, linestyle=":" if later else "--", linewidth=0.9)
-        panel.set(xlabel=heading)
-        panel.set_ylim(len(named) - 0.5, -0.5)
-        panel.grid(axis="both", alpha=0.3)
-    axes[0][0].set_yticks(range(len(named)), [name for _, name, _ in named])
-    several = any(len(rows) > 1 for *_, rows in named)
-    words = "dots: seeds; black mark: their mean" if several else "dots: one seed of each"
-    caption(figure, f"{words}; dashed and dotted: means of {BASE}" if levels else words)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def _grid(
-    table: pd.DataFrame, setting: str, arms: Mapping[str, str], column: Column, path: Path
-) -> None:
-    """Draw a metric of every configuration at every value of what was tuned, the best row first.
-
-    The colour is the distance to the best value of the row.
-    """
-    metric, heading = column
-    rows = table.assign(arm=table["configuration"].map(arms))
-    means = rows.pivot_table(index="arm", columns=setting, values=metric)
-    high = higher_is_better(metric)
-    best = means.max(axis=1) if high else means.min(axis=1)
-    means = means.loc[best.sort_values(ascending=not high).index]
-    behind = means.sub(best[means.index], axis=0).abs()
-    figure, axes = plt.subplots(
-        figsize=(2.6 + 0.85 * len(means.columns), 1.3 + 0.27 * len(means)), layout="constrained"
-    )
-    most = max(float(behind.quantile(0.75, axis=1).median()), 1e-9)
-    axes.imshow(behind, cmap="YlOrBr", vmin=0, vmax=3 * most, aspect="auto", alpha=0.6)
-    for y, arm in enumerate(means.index):
-        for x, value in enumerate(means.loc[arm]):
-            if not math.isnan(value):
-                weight = "bold" if behind.loc[arm].iloc[x] == 0 else "normal"
-                axes.text(x, y, f"{value:.4g}", ha="center", va="center", fontsize=8, weight=weight)
-    axes.set_yticks(range(len(means)), list(means.index), fontsize=8)
-    axes.set_xticks(range(len(means.columns)), [_power(value) for value in means.columns])
-    axes.set(xlabel=setting.rpartition(".")[2], title=heading)
-    caption(figure, "bold: the best of a row; the darker, the farther from it")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-
-
-def _power(value: float) -> str:
-    """Return a small number with its power of ten, 6e-3 and 1.2e-2, and others as they are."""
-    if not 0 < value < 0.1:
-        return f"{value:g}"
-    exponent = math.floor(math.log10(value) + 1e-9)
-    return f"{value / 10.0**exponent:.3g}e{exponent}"
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ seconds are medians, of the slowest rank.
 import argparse
 import dataclasses
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -32,6 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from own_ranks import spawn_ranks
 from torch import Tensor
 
 from workloads.distributed import process_group
@@ -82,19 +82,9 @@ def main() -> None:
 
 
 def _together(size: int, arguments: argparse.Namespace) -> list[Row]:
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        processes = [
-            context.Process(target=_rank, args=(rank, size, folder, arguments))
-            for rank in range(size)
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-        if any(process.exitcode for process in processes):
-            raise SystemExit(f"{size} GPUs: a rank failed")
+        spawn_ranks(size, _rank, size, folder, arguments)
         return [Row(**row) for row in json.loads((folder / "rows.json").read_text())]
 
 

@@ -60,6 +60,10 @@ class Rates:
         if step == 1 and not self.first_s:
             self.first_s = time.perf_counter() - self._start
 
+    def after_compilation(self) -> float:
+        """Return the median of the later half, without the last report."""
+        return statistics.median(self.seen[len(self.seen) // 2 : -1] or self.seen)
+
     def checkpoint(self, step: int, path: Path) -> None:
         pass
 
@@ -138,9 +142,8 @@ def _train(size: str, way: str, folder: Path, seed: int, seconds: float) -> None
         ),
         rates,
     )
-    half = rates.seen[len(rates.seen) // 2 : -1] or rates.seen
     found = {
-        "rate": statistics.median(half),
+        "rate": rates.after_compilation(),
         "first_s": rates.first_s,
         "loss": rates.losses[-1],
     }

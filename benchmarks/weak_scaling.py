@@ -13,14 +13,13 @@ compilation; "peak GB" is the most that a rank's torch held.
 
 import argparse
 import json
-import multiprocessing
-import statistics
 import tempfile
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
+from own_ranks import spawn_ranks
 from training_speed import Rates, text
 
 from orchestrator.sweep import registry
@@ -63,31 +62,21 @@ def _trained(
     arguments: argparse.Namespace, name: str, layout: str, dense: str, gpus: int
 ) -> dict[str, Any]:
     """Train with as many ranks; return the rate of all, the largest peak, and the last loss."""
-    context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         text(folder / "text.txt")
-        ranks = [
-            context.Process(target=_rank, args=(arguments, name, layout, dense, gpus, rank, folder))
-            for rank in range(gpus)
-        ]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        if any(rank.exitcode for rank in ranks):
-            raise SystemExit("a rank failed")
+        spawn_ranks(gpus, _rank, arguments, name, layout, dense, gpus, folder)
         found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(gpus)]
     return {**found[0], "peak": max(each["peak"] for each in found)}
 
 
 def _rank(
+    rank: int,
     arguments: argparse.Namespace,
     name: str,
     layout: str,
     dense: str,
     gpus: int,
-    rank: int,
     folder: Path,
 ) -> None:
     rates = Rates()
@@ -127,8 +116,7 @@ def _rank(
     on_gpu = arguments.device == "cuda"
     found: dict[str, float] = {"peak": torch.cuda.max_memory_allocated() if on_gpu else 0}
     if rank == 0:  # the only one that reports
-        half = rates.seen[len(rates.seen) // 2 : -1] or rates.seen
-        found |= {"rate": statistics.median(half), "loss": rates.losses[-1]}
+        found |= {"rate": rates.after_compilation(), "loss": rates.losses[-1]}
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 

@@ -97,7 +97,7 @@ def _line(facts: Any, specs: list[TrialSpec]) -> str:
     how_often = f", {about}{' to '.join(ends)} exposures each" if ends else ""
     most = max(_bits_per_param(facts, spec) for spec in specs)
     return (
-        f"facts: {facts.n_facts:,} of {facts.n_subjects:,} {facts.subjects}{how_often}, "
+        f"facts: {facts.n_facts:,} about {facts.n_subjects:,} {facts.subjects}{how_often}, "
         f"{facts.prior_bits / facts.n_subjects:.1f} bits a {facts.subject} "
         f"({_bits(facts.prior_bits)} in all, {_few_bits(most)} a parameter of the smallest model); "
         f"an answer's prior NLL is {facts.answer_prior_nll:.2f} nats"

@@ -1,7 +1,6 @@
 """benchmarks/results_page.py: every number of the page, from runs whose numbers are written here."""
 
 import importlib
-import importlib.util
 import json
 import shutil
 import sys
@@ -16,17 +15,22 @@ from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
 from workloads import architectures
 
-SCRIPT = Path(__file__).parents[4] / "benchmarks" / "results_page.py"
+BENCHMARKS = Path(__file__).parents[4] / "benchmarks"
 EXACT = "eval/facts/exact_match"
 RECALL = "recall/train_wording/exact_match"
 
 
 @pytest.fixture(scope="module")
 def results_page():
-    spec = importlib.util.spec_from_file_location("results_page", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARKS)
+        yield importlib.import_module("results_page")
+        del sys.modules["results_page"], sys.modules["results_figure"]
+
+
+@pytest.fixture
+def results_figure(results_page):
+    return sys.modules["results_figure"]
 
 
 @pytest.fixture
@@ -50,7 +54,7 @@ def write(synthetic, tmp_path):
 
 
 @pytest.fixture
-def page(results_page, tmp_path, monkeypatch):
+def page(results_page, results_figure, tmp_path, monkeypatch):
     """Return a function that makes the page: its lines, and the figures that were drawn.
 
     `written`: whether the figures' files are, which takes most of the time.
@@ -59,8 +63,8 @@ def page(results_page, tmp_path, monkeypatch):
     def make(*options, written=True):
         figures = []
         if not written:
-            monkeypatch.setattr(results_page.mpl.figure.Figure, "savefig", lambda *a, **k: None)
-        monkeypatch.setattr(results_page.plt, "close", figures.append)
+            monkeypatch.setattr(results_figure.mpl.figure.Figure, "savefig", lambda *a, **k: None)
+        monkeypatch.setattr(results_figure.plt, "close", figures.append)
         words = ["results_page.py", "facts", "--runs", tmp_path / "runs", "--out", tmp_path / "out"]
         words += options
         monkeypatch.setattr(sys, "argv", list(map(str, words)))
@@ -88,7 +92,7 @@ def points(figures):
     }
 
 
-def test_one_size_of_each_is_a_line_of_dots_the_best_first(write, page, results_page):
+def test_one_size_of_each_is_a_line_of_dots_the_best_first(write, page, results_figure):
     for architecture, seed, bits in (
         ("dense", 0, 1.5),
         ("dense", 1, 1.7),
@@ -98,7 +102,7 @@ def test_one_size_of_each_is_a_line_of_dots_the_best_first(write, page, results_
 
     _, figures = page()
     bits = figures[-1].axes[0]
-    results_page.plt.close("all")
+    results_figure.plt.close("all")
 
     assert [label.get_text() for label in bits.get_yticklabels()] == ["memory_plus", "dense"]
     drawn = [sorted(map(tuple, dots.get_offsets().tolist())) for dots in bits.collections]
@@ -107,7 +111,7 @@ def test_one_size_of_each_is_a_line_of_dots_the_best_first(write, page, results_
     assert bits.yaxis_inverted()
 
 
-def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results_page):
+def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results_figure):
     recall = {"valid/bits_per_byte": 1.5, EXACT: 0.2, f"{EXACT}_stderr": 0.125}
     write("dense", 0, people=1_000, **recall, **{"time/train_s": 1_000.0})
     write("dense", 1, people=1_000, **recall | {EXACT: 0.6}, **{"time/train_s": 2_001.0})
@@ -119,7 +123,7 @@ def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results
     lines, figures = page()
     headings, dense, memory = rows(lines)
     curves = points(figures)
-    results_page.plt.close("all")
+    results_figure.plt.close("all")
 
     # 30 · 32² + 200 · 32 parameters, with a table 40 · 32² more; 30 · 32² of them times 6 M are FLOPs.
     assert headings[:7] == [
@@ -167,7 +171,7 @@ def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results
 
 
 def test_seeds_are_averaged_and_nothing_else_is(write, page, results_page, monkeypatch):
-    monkeypatch.setattr(results_page, "_figure", lambda *_: None)
+    monkeypatch.setattr(results_page, "draw_figure", lambda *_: None)
     for n_keys, loss in ((8, 2.0), (16, 3.0)):
         for seed in (0, 1):
             write("memory_plus", seed, n_keys=n_keys, preset=None, **{"valid/loss": loss + seed})
@@ -181,22 +185,22 @@ def test_seeds_are_averaged_and_nothing_else_is(write, page, results_page, monke
     ]
 
 
-def test_curves_of_different_settings_are_not_averaged(write, page, results_page):
+def test_curves_of_different_settings_are_not_averaged(write, page, results_figure):
     for people, n_keys in ((1_000, 8), (1_000, 16), (4_000, 8), (4_000, 16)):
         write("memory_plus", 0, people=people, n_keys=n_keys, preset=None, **{EXACT: n_keys / 100})
 
     curves = points(page()[1])
-    results_page.plt.close("all")
+    results_figure.plt.close("all")
 
     assert curves["exact match", "memory_plus, n_keys 8"] == [[1_000, 0.08], [4_000, 0.08]]
     assert curves["exact match", "memory_plus, n_keys 16"] == [[1_000, 0.16], [4_000, 0.16]]
 
 
 @pytest.fixture
-def grids(results_page):
+def grids(results_figure):
     """Collect the numbers of figures of what was tuned: column, row, number, weight."""
     drawn = []
-    grid, text = results_page._grid, results_page.mpl.axes.Axes.text
+    grid, text = results_figure._grid, results_figure.mpl.axes.Axes.text
 
     def add(axes, x, y, words, **options):
         drawn[-1].append((x, y, words, options["weight"]))
@@ -205,16 +209,16 @@ def grids(results_page):
     def draw(*arguments):
         drawn.append([])
         with pytest.MonkeyPatch.context() as while_drawn:
-            while_drawn.setattr(results_page.mpl.axes.Axes, "text", add)
+            while_drawn.setattr(results_figure.mpl.axes.Axes, "text", add)
             grid(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:  # `page` takes back what its own one changed
-        patch.setattr(results_page, "_grid", draw)
+        patch.setattr(results_figure, "_grid", draw)
         yield drawn
 
 
 def test_pauses_are_no_time_and_what_was_tuned_is_a_grid_the_best_row_first(
-    write, page, grids, results_page
+    write, page, grids, results_figure
 ):
     ends = {1e-3: 61.0, 3e-3: 181.0, 1e-2: 121.0}
     for rate, end in ends.items():
@@ -232,7 +236,7 @@ def test_pauses_are_no_time_and_what_was_tuned_is_a_grid_the_best_row_first(
 
     lines, figures = page(written=False)
     (panel,) = figures[-1].axes
-    results_page.plt.close("all")
+    results_figure.plt.close("all")
 
     assert "| time | 3.0 minutes in which trials ran" in "\n".join(lines)
     assert [row[1] for row in rows(lines)[1:]] == 2 * ["lr=1e-3", "lr=3e-3", "lr=1e-2"]
@@ -244,7 +248,7 @@ def test_pauses_are_no_time_and_what_was_tuned_is_a_grid_the_best_row_first(
 
 
 def test_tables_of_one_size_are_drawn_against_their_rows_and_the_base_as_a_level(
-    write, page, results_page
+    write, page, results_figure
 ):
     for seed in (0, 1):
         write("dense", seed, **{"valid/loss": 3.0 + seed})
@@ -253,7 +257,7 @@ def test_tables_of_one_size_are_drawn_against_their_rows_and_the_base_as_a_level
 
     _, figures = page(written=False)
     loss = figures[-1].axes[0]
-    results_page.plt.close("all")
+    results_figure.plt.close("all")
 
     drawn = {line.get_label(): line.get_xydata().tolist() for line in loss.lines}
     assert drawn["memory_plus"] == [[64, 2.75], [256, 3.0]]
@@ -261,14 +265,14 @@ def test_tables_of_one_size_are_drawn_against_their_rows_and_the_base_as_a_level
     assert loss.get_xlabel() == "rows of the memory"
 
 
-def test_every_architecture_has_a_look_of_its_own(results_page):
+def test_every_architecture_has_a_look_of_its_own(results_figure):
     folder = Path(architectures.__file__).parent
     names = {path.stem for path in folder.glob("*.py") if hasattr(_module(path.stem), "Config")}
 
-    assert results_page.STYLES.keys() >= names
+    assert results_figure.STYLES.keys() >= names
     # Those beyond fifteen have colours again, with other markers.
-    looks = {(style.colour, style.marker) for style in results_page.STYLES.values()}
-    assert len(looks) == len(results_page.STYLES)
+    looks = {(style.colour, style.marker) for style in results_figure.STYLES.values()}
+    assert len(looks) == len(results_figure.STYLES)
 
 
 def _module(name):
@@ -333,12 +337,12 @@ def of_rates(specs, *rates):
 
 @pytest.mark.parametrize("submitted", ["whole", "part"])
 def test_parts_of_a_sweep_make_the_page_of_the_whole(
-    submitted, trials, run, page, grids, tmp_path, results_page
+    submitted, trials, run, page, grids, tmp_path, results_figure
 ):
     def made():
         """Return the page, its CSV, and the numbers of the figure."""
         lines, _ = page(written=False)
-        results_page.plt.close("all")
+        results_figure.plt.close("all")
         csv = pd.read_csv(tmp_path / "out" / "facts.csv").set_index("trial_id")
         return lines, csv, grids[-1]
 

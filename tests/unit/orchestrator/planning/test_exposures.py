@@ -150,7 +150,7 @@ def test_exposures_are_left_out_where_there_is_no_tokenizer(tmp_path, monkeypatc
 
     assert row_of(plan)["exposures"] is None
     (line,) = exposures.lines(plan)
-    assert line.startswith("facts: 180 of 90 subjects, ")
+    assert line.startswith("facts: 180 about 90 subjects, ")
     assert "exposures" not in line
     assert not [note for note in plan.notes if "exposures" in note]
 
@@ -201,8 +201,8 @@ def test_a_plan_has_one_line_for_each_data_setting(tmp_path):
     lines = [line for line in printed(plan) if line.startswith("facts:")]
 
     assert [line.split(",")[:2] for line in lines] == [
-        ["facts: 320 of 64 people", " 64 to 128 exposures each"],
-        ["facts: 640 of 128 people", " 32 to 64 exposures each"],
+        ["facts: 320 about 64 people", " 64 to 128 exposures each"],
+        ["facts: 640 about 128 people", " 32 to 64 exposures each"],
     ]
     assert len({trial.spec.accounting["total_params"] for trial in plan.trials}) == 1
     params = plan.trials[0].spec.accounting["total_params"]

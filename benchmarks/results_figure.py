@@ -1,0 +1,258 @@
+"""Figure of a finished sweep: what was tuned as a grid, one size as dots, the rest as curves.
+
+`results_page.py` draws it, and the looks of architectures are the same on all pages.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import pandas as pd
+
+import analysis
+from analysis.loading.load import Runs
+from analysis.plotting.axes import caption, log_scale, margins, rounded
+from analysis.plotting.style import series_styles
+from analysis.scaling.equal_compute import higher_is_better
+from analysis.scaling.tuned_setting import tuned_setting
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+FIGURE_METRICS = 3
+"""Most panels of the figure."""
+STYLES = series_styles(
+    (
+        "memory",
+        "memory_plus",
+        "engram",
+        "moe",
+        "peer",
+        "pythia",
+        "dense",
+        "memoryformer",
+        "ngram_input",
+        "value_embeddings",
+        "per_layer_embedding",
+        "ultramem_v2",
+        "lookup_ffn",
+        "latent_attention",
+        "all_attention",
+        "linformer",
+        "performer",
+        "cosformer",
+    )
+)
+"""Look of every architecture, the same on all pages. A new one comes last."""
+BASE = "dense"
+"""Architecture whose levels are drawn through figures of one size."""
+
+
+class Column(NamedTuple):
+    """A metric of the page."""
+
+    metric: str
+    heading: str
+
+
+def draw_figure(runs: Runs, columns: Sequence[Column], path: Path) -> None:
+    """Draw the panels: what was tuned as a grid, one size of each as dots, the rest as curves."""
+    table = runs.table
+    panels = figure_columns(table, columns)
+    if not varied_numbers(table, "data."):
+        tuned = tuned_setting(table, analysis.fit_sweep(runs, n_draws=0))
+        if tuned is not None:
+            _grid(table, tuned.name, tuned.arms, _loss(columns), path)
+            return
+    label, across = _across(table)
+    curves = list(_curves(table, across))
+    if label == "total parameters" and all(across[r.index].nunique() == 1 for *_, r in curves):
+        _dots(curves, panels, path)
+        return
+    figure, axes = plt.subplots(
+        1,
+        len(panels),
+        figsize=(1.6 + 3.8 * len(panels), 3.6),
+        squeeze=False,
+        layout="constrained",
+    )
+    for panel, (metric, heading) in zip(axes[0], panels, strict=True):
+        for (architecture, name, rows), later in zip(curves, _later(curves), strict=True):
+            look: dict[str, Any] = {"color": STYLES[architecture].colour, "label": name}
+            look["linestyle"] = "--" if later or architecture == BASE else "-"
+            at = across[rows.index]
+            if at.isna().all():  # without a table: a level, and a band from seed to seed
+                level = {**look, "linestyle": ":" if later else "--"}
+                panel.axhline(rows[metric].mean(), **level)
+                if len(rows) > 1:
+                    ends = rows[metric].min(), rows[metric].max()
+                    panel.axhspan(*ends, color=look["color"], alpha=0.1, linewidth=0)
+                continue
+            means = rows.groupby(at)[metric].mean()
+            face = {"markerfacecolor": "white"} if later else {}
+            panel.plot(means.index, means, marker="o", **look, **face)
+            if rows["seed"].nunique() > 1:
+                panel.scatter(at, rows[metric], s=9, alpha=0.5, color=look["color"])
+        panel.set(xlabel=label, ylabel=heading)
+        log_scale(panel, "x", *margins(across.dropna(), least=1.5), show=rounded, most=6)
+    axes[0][-1].legend(fontsize=7)
+    if table["seed"].nunique() > 1:
+        words = "lines: means over seeds; small points: seeds"
+        caption(figure, f"{words}; shaded: from seed to seed" if across.isna().any() else words)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def varied_numbers(table: pd.DataFrame, *sections: str) -> list[str]:
+    """Return the settings of sections (`data.`, ...) that differ between trials and are numbers."""
+    return [
+        name
+        for name in table
+        if name.startswith(sections)
+        and pd.api.types.is_numeric_dtype(table[name])
+        and table[name].nunique() > 1
+    ]
+
+
+def figure_columns(table: pd.DataFrame, columns: Sequence[Column]) -> list[Column]:
+    """Return what the figure shows: the first metrics that differ between trials.
+
+    Bits per byte and loss are one quantity, so one of them is enough.
+    """
+    names = {metric for metric, _ in columns}
+    shown = [
+        column
+        for column in columns
+        if not (column.metric == "valid/loss" and "valid/bits_per_byte" in names)
+        and table[column.metric].nunique() > 1
+    ]
+    return (shown or list(columns))[:FIGURE_METRICS]
+
+
+def _across(table: pd.DataFrame) -> tuple[str, pd.Series]:
+    """Return what the figure is drawn against, in words and of each trial.
+
+    It is what varies in the data; of one size with tables of several sizes their rows; or total
+    parameters.
+    """
+    for name in varied_numbers(table, "data."):
+        words = name.rpartition(".")[2].removeprefix("n_").replace("_", " ")
+        return words, table[name].astype(float)
+    keys = "model.n_keys"
+    one_size = keys in varied_numbers(table, "model.") and table["preset"].nunique() == 1
+    if one_size and (table.groupby("architecture")[keys].nunique() > 1).any():
+        return "rows of the memory", table[keys].astype(float) ** 2
+    return "total parameters", table["total_params"].astype(float)
+
+
+def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Yield architecture, name and runs of every curve: settings that vary make further ones.
+
+    A setting that has one value at each place of the x axis makes no further curve.
+    """
+    for architecture, rows in table.groupby("architecture"):
+        settings = [name for name in rows if name.startswith(("train.", "model."))]
+        at = across[rows.index].fillna(0.0)
+        varied = [c for c in settings if rows.groupby(at)[c].nunique(dropna=False).max() > 1]
+        if not varied:
+            yield str(architecture), str(architecture), rows
+            continue
+        for values, part in rows.groupby(varied, dropna=False):
+            named = zip((name.rpartition(".")[2] for name in varied), values, strict=True)
+            shown = [
+                f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+                for name, value in named
+                if not pd.isna(value)
+            ]
+            yield str(architecture), ", ".join([str(architecture), *shown]), part
+
+
+def _loss(columns: Sequence[Column]) -> Column:
+    """Return the held-out loss, or else the first metric."""
+    return next((column for column in columns if column.metric == "valid/loss"), columns[0])
+
+
+def _later(curves: Sequence[tuple[str, str, pd.DataFrame]]) -> list[bool]:
+    """Return of each curve whether another of its architecture stands before it."""
+    architectures = [architecture for architecture, *_ in curves]
+    return [name in architectures[:place] for place, name in enumerate(architectures)]
+
+
+def _dots(
+    curves: Sequence[tuple[str, str, pd.DataFrame]], columns: Sequence[Column], path: Path
+) -> None:
+    """Draw one size of each: a line per configuration, best first, small dots for seeds."""
+    best = columns[0].metric
+    named = sorted(curves, key=lambda curve: float(curve[2][best].mean()))
+    if higher_is_better(best):
+        named.reverse()
+    figure, axes = plt.subplots(
+        1,
+        len(columns),
+        figsize=(2.2 + 3.4 * len(columns), 1.5 + 0.26 * len(named)),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    levels = len(named) > 2 and any(architecture == BASE for architecture, *_ in named)
+    for panel, (metric, heading) in zip(axes[0], columns, strict=True):
+        for place, ((architecture, _, rows), later) in enumerate(
+            zip(named, _later(named), strict=True)
+        ):
+            colour, mean = STYLES[architecture].colour, rows[metric].mean()
+            panel.scatter(rows[metric], [place] * len(rows), s=16, color=colour, alpha=0.6)
+            if len(rows) > 1:
+                panel.scatter(mean, place, s=70, marker="|", color="black")
+            if levels and architecture == BASE:
+                panel.axvline(mean, color=colour, linestyle=":" if later else "--", linewidth=0.9)
+        panel.set(xlabel=heading)
+        panel.set_ylim(len(named) - 0.5, -0.5)
+        panel.grid(axis="both", alpha=0.3)
+    axes[0][0].set_yticks(range(len(named)), [name for _, name, _ in named])
+    several = any(len(rows) > 1 for *_, rows in named)
+    words = "dots: seeds; black mark: their mean" if several else "dots: one seed of each"
+    caption(figure, f"{words}; dashed and dotted: means of {BASE}" if levels else words)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _grid(
+    table: pd.DataFrame, setting: str, arms: Mapping[str, str], column: Column, path: Path
+) -> None:
+    """Draw a metric of every configuration at every value of what was tuned, the best row first.
+
+    The colour is the distance to the best value of the row.
+    """
+    metric, heading = column
+    rows = table.assign(arm=table["configuration"].map(arms))
+    means = rows.pivot_table(index="arm", columns=setting, values=metric)
+    high = higher_is_better(metric)
+    best = means.max(axis=1) if high else means.min(axis=1)
+    means = means.loc[best.sort_values(ascending=not high).index]
+    behind = means.sub(best[means.index], axis=0).abs()
+    figure, axes = plt.subplots(
+        figsize=(2.6 + 0.85 * len(means.columns), 1.3 + 0.27 * len(means)), layout="constrained"
+    )
+    most = max(float(behind.quantile(0.75, axis=1).median()), 1e-9)
+    axes.imshow(behind, cmap="YlOrBr", vmin=0, vmax=3 * most, aspect="auto", alpha=0.6)
+    for y, arm in enumerate(means.index):
+        for x, value in enumerate(means.loc[arm]):
+            if not math.isnan(value):
+                weight = "bold" if behind.loc[arm].iloc[x] == 0 else "normal"
+                axes.text(x, y, f"{value:.4g}", ha="center", va="center", fontsize=8, weight=weight)
+    axes.set_yticks(range(len(means)), list(means.index), fontsize=8)
+    axes.set_xticks(range(len(means.columns)), [_power(value) for value in means.columns])
+    axes.set(xlabel=setting.rpartition(".")[2], title=heading)
+    caption(figure, "bold: the best of a row; the darker, the farther from it")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def _power(value: float) -> str:
+    """Return a small number with its power of ten, 6e-3 and 1.2e-2, and others as they are."""
+    if not 0 < value < 0.1:
+        return f"{value:g}"
+    exponent = math.floor(math.log10(value) + 1e-9)
+    return f"{value / 10.0**exponent:.3g}e{exponent}"
