@@ -97,7 +97,9 @@ def draw_figure(runs: Runs, columns: Sequence[Column], path: Path) -> None:
                 panel.scatter(at, rows[metric], s=9, alpha=0.5, color=look["color"])
         panel.set(xlabel=label, ylabel=heading)
         log_scale(panel, "x", *margins(across.dropna(), least=1.5), show=rounded, most=6)
-    axes[0][-1].legend(fontsize=7)
+    handles, names = axes[0][-1].get_legend_handles_labels()
+    columns_of_names = 2 * len(panels)
+    figure.legend(handles, names, loc="outside upper center", ncols=columns_of_names, fontsize=7)
     if table["seed"].nunique() > 1:
         words = "lines: means over seeds; small points: seeds"
         caption(figure, f"{words}; shaded: from seed to seed" if across.isna().any() else words)

@@ -94,8 +94,8 @@ def _wait_at_gate(request, spec, reporter, state):
     if request.attempt > 1 or state["step"] + 1 != spec.data.get("gate_at"):
         return
     (request.trial.path / ("at-gate" if request.rank == 0 else f"at-gate-{request.rank}")).touch()
-    pause = threading.Event()
-    while not (request.trial.path / "go").exists():
+    pause, gate = threading.Event(), request.trial.path / "go"
+    while not gate.exists():
         if reporter.should_stop() and not spec.data.get("deaf"):
             return
         pause.wait(POLL_S)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -280,7 +281,8 @@ def test_ranks_that_make_no_progress_are_ended_and_say_where_they_stood(node):
     assert "(limit 30 s: resources.hang_after_s)" in ended.hang
     for rank in range(2):
         assert ended.last_positions[rank].startswith("after step 3 of 10 (train): ")
-        assert "_wait_at_gate" in ended.last_positions[rank]
+        # The innermost call that is not the library's: at times what the loop at the gate asks.
+        assert re.search("_wait_at_gate|should_stop", ended.last_positions[rank])
     log = launch.folder.log.read_text()
     assert log.index("── no progress for") < log.index("── rank 0 (pid") < log.index("── rank 1 (p")
     assert log.count("in _wait_at_gate") == 2
