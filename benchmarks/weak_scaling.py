@@ -3,7 +3,12 @@
     python benchmarks/weak_scaling.py                                    # dense and Memory+ 373m, one and two GPUs
     python benchmarks/weak_scaling.py --gpus 1,4 --layouts columns,rows  # rows of the tables too
     python benchmarks/weak_scaling.py --dense replicated,sharded         # dense parameters with FSDP2
+    python benchmarks/weak_scaling.py --same-batch --precision fp32      # do several train as one does?
     python benchmarks/weak_scaling.py --device cpu --preset d16 --tokens 512 --seq-len 64 --vocab-size 512
+
+With `--same-batch` every number of GPUs trains on the batch of the most of them, so that losses can
+be compared: "loss off by" is the largest difference from one GPU's loss, over that loss, of all
+steps. One GPU passes the batch in as many micro-batches.
 
 The loop is the trials' own (`workloads.training.train.run`): data, schedule, clipping, optimizer,
 metrics. The ranks of a trial hold its memory tables together, and sum the gradients of all else.
@@ -26,8 +31,10 @@ from orchestrator.sweep import registry
 from workloads.training.rank_job import RankJob
 from workloads.training.train import run
 
-HEADS = ("architecture", "tables", "dense", "GPUs", "M tokens/s", "over one GPU", "peak GB", "loss")
-ROWWISE = {"table_optimizer": "rowwise", "table_precision": "bf16"}
+HEADS = (
+    "architecture", "tables", "dense", "GPUs", "M tokens/s", "over one GPU", "peak GB", "loss",
+    "loss off by",
+)  # fmt: skip
 LOG_EVERY = 5
 
 
@@ -35,7 +42,8 @@ def main() -> None:
     """Print one line per architecture, layout and number of GPUs."""
     arguments = _arguments()
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
-    print(f"{device}, torch {torch.__version__}; {arguments.tokens:,} tokens a GPU and step")
+    each = "pass of a GPU" if arguments.same_batch else "GPU and step"
+    print(f"{device}, torch {torch.__version__}; {arguments.tokens:,} tokens a {each}")
     print("| " + " | ".join(HEADS) + " |\n" + "|---" * len(HEADS) + "|", flush=True)
     for name in arguments.only.split(","):
         layouts = arguments.layouts.split(",") if _has_tables(arguments, name) else ["-"]
@@ -48,8 +56,14 @@ def main() -> None:
                 alone = found if gpus == 1 else alone
                 over = f"{found['rate'] / alone['rate']:.3f}" if alone else ""
                 cells = [name, layout, dense, str(gpus), f"{found['rate'] / 1e6:.4f}", over]
-                cells += [f"{found['peak'] / 1e9:.1f}", f"{found['loss']:.4f}"]
+                off_by = _furthest(found, alone) if arguments.same_batch and alone else ""
+                cells += [f"{found['peak'] / 1e9:.1f}", f"{found['losses'][-1]:.4f}", off_by]
                 print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def _furthest(found: dict[str, Any], alone: dict[str, Any]) -> str:
+    pairs = zip(found["losses"], alone["losses"], strict=True)
+    return f"{max(abs(one - other) / one for other, one in pairs):.1e}"
 
 
 def _has_tables(arguments: argparse.Namespace, name: str) -> bool:
@@ -61,7 +75,7 @@ def _has_tables(arguments: argparse.Namespace, name: str) -> bool:
 def _trained(
     arguments: argparse.Namespace, name: str, layout: str, dense: str, gpus: int
 ) -> dict[str, Any]:
-    """Train with as many ranks; return the rate of all, the largest peak, and the last loss."""
+    """Train with as many ranks; return the rate of all, the largest peak, and the losses."""
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         text(folder / "text.txt")
@@ -80,14 +94,18 @@ def _rank(
     folder: Path,
 ) -> None:
     rates = Rates()
-    batch_tokens = arguments.tokens * gpus
+    most = max(map(int, arguments.gpus.split(",")))
+    batch_tokens = arguments.tokens * (most if arguments.same_batch else gpus)
+    # Tables as a large run has them, or so that sums are all that differs.
+    precision = "fp32" if arguments.precision == "fp32" else "bf16"
+    rowwise = {"table_optimizer": "rowwise", "table_precision": precision}
     run(
         RankJob(
             data={
                 "source": "text",
                 "path": str(folder / "text.txt"),
                 "vocab_size": arguments.vocab_size,
-                "valid_tokens": arguments.seq_len * gpus,
+                "valid_tokens": arguments.seq_len * most,
             },
             model={"architecture": name, **registry.architecture(name).PRESETS[arguments.preset]},
             train={
@@ -95,28 +113,31 @@ def _rank(
                 "batch_tokens": batch_tokens,
                 "seq_len": arguments.seq_len,
                 "lr": 1e-3,
-                **(ROWWISE if _has_tables(arguments, name) else {}),
+                "precision": arguments.precision,
+                **(rowwise if _has_tables(arguments, name) else {}),
             },
             seed=0,
             checkpoints=folder / "checkpoints",
             cache=folder / "cache",
-            log_every_steps=LOG_EVERY,
+            log_every_steps=1 if arguments.same_batch else LOG_EVERY,
             evaluations=1,
             checkpoint_every_s=1e9,
+            micro_batch_tokens=arguments.tokens,
             device=arguments.device,
             rank=rank,
             world_size=gpus,
             memory_ranks=1 if layout == "-" else gpus,
             memory_layout="columns" if layout == "-" else layout,
             dense_parameters="replicated" if dense == "-" else dense,
+            compile=not arguments.uncompiled,
             rendezvous=folder / "meet" if gpus > 1 else None,
         ),
         rates,
     )
     on_gpu = arguments.device == "cuda"
-    found: dict[str, float] = {"peak": torch.cuda.max_memory_allocated() if on_gpu else 0}
+    found: dict[str, Any] = {"peak": torch.cuda.max_memory_allocated() if on_gpu else 0}
     if rank == 0:  # the only one that reports
-        found |= {"rate": rates.after_compilation(), "loss": rates.losses[-1]}
+        found |= {"rate": rates.after_compilation(), "losses": rates.losses}
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
@@ -129,7 +150,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", default="1,2", help="numbers of GPUs, one first")
     parser.add_argument("--layouts", default="columns", help="of tables: columns, rows or both")
     parser.add_argument("--dense", default="replicated", help="replicated, sharded or both")
-    parser.add_argument("--tokens", type=int, default=32_768, help="of a GPU in a step")
+    parser.add_argument("--tokens", type=int, default=32_768, help="of a GPU in a pass")
+    parser.add_argument("--same-batch", action="store_true", help="for all numbers of GPUs")
+    parser.add_argument("--precision", default="auto", help="auto (bf16 on a GPU) or fp32")
+    parser.add_argument("--uncompiled", action="store_true")
     parser.add_argument("--seq-len", type=int, default=2048)
     parser.add_argument("--vocab-size", type=int, default=32_000)
     parser.add_argument("--steps", type=int, default=60)

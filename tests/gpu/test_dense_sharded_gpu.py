@@ -40,17 +40,21 @@ def test_a_gpu_holds_little_more_than_its_share(tmp_path):
     assert found["memory/sharded_over_replicated"] < 0.75
 
 
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("table_optimizer", ["adamw", "lazy_adamw"])
-def test_a_trial_goes_on_with_other_ranks_and_layouts(tmp_path, table_optimizer):
-    """Checkpoints of tables and dense parameters that GPUs share out, written and read by ranks that talk through NCCL."""
-    skip_without(2)
+def test_a_trial_goes_on_with_other_ranks_and_layouts(tmp_path, table_optimizer, size):
+    """Checkpoints of tables and dense parameters that GPUs share out, written and read by ranks that talk through NCCL.
+
+    Of four ranks, two and two hold one copy of the tables first, then all four.
+    """
+    skip_without(size)
     how = {"device": "cuda", "table_optimizer": table_optimizer}
     stages = [
         cpus.stage("alone", 1, "replicated", None, **how),
-        cpus.stage("moving", 2, "sharded", 2, memory_ranks=2, **how),
-        cpus.stage("moving", 2, "replicated", 4, memory_ranks=2, layout="rows", **how),
-        cpus.stage("moving", 1, "sharded", 5, **how),
-        cpus.stage("moving", 2, "sharded", None, **how),
+        cpus.stage("moving", size, "sharded", 2, memory_ranks=2, **how),
+        cpus.stage("moving", size, "replicated", 4, memory_ranks=size, layout="rows", **how),
+        cpus.stage("moving", size // 2, "sharded", 5, **how),
+        cpus.stage("moving", size, "sharded", None, memory_ranks=size // 2, **how),
     ]
 
     metrics = cpus.trained_in(tmp_path, stages)
