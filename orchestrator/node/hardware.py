@@ -48,6 +48,19 @@ def visible_gpus(
     return tuple(str(i) for i in range(len(found)))
 
 
+def gpu_environment(gpus: Sequence[str]) -> dict[str, str]:
+    """Return the variables of a rank that holds these GPUs, or none.
+
+    It must not see GPUs that it does not hold. The workspace of cuBLAS is the one that training
+    chooses (`workloads.training.device.numerics`): a rank has it from its start, so that the
+    attempt's record says it. A user's setting stands.
+    """
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    if not gpus or "CUBLAS_WORKSPACE_CONFIG" in os.environ:
+        return visible
+    return {**visible, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
 def network_environment(address: str | None) -> dict[str, str]:
     """Return the variables that bind gloo and NCCL to the interface of this address.
 

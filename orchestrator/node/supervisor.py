@@ -18,7 +18,12 @@ from orchestrator.control.launcher_port import Launch
 from orchestrator.node import log_cap
 from orchestrator.node.fork_server_process import ForkServerProcess
 from orchestrator.node.hang_detection import HangDetector
-from orchestrator.node.hardware import gpu_memory_bytes, network_environment, visible_gpus
+from orchestrator.node.hardware import (
+    gpu_environment,
+    gpu_memory_bytes,
+    network_environment,
+    visible_gpus,
+)
 from orchestrator.node.mps import MpsDaemon
 from orchestrator.node.oom_detection import OomKillCounter
 from orchestrator.node.progress_board import STACKS_SIGNAL, ProgressReader, innermost_call
@@ -187,8 +192,7 @@ class NodeSupervisor:
                     "start": f"{launch.key}/{request.rank}",
                     "request": request.to_json(),
                     "env": {
-                        # Ours or nothing: a rank must not see GPUs that it does not hold.
-                        "CUDA_VISIBLE_DEVICES": ",".join(request.gpus),
+                        **gpu_environment(request.gpus),
                         "OMP_NUM_THREADS": str(request.cpus),
                         **network_environment(launch.address),
                         **(self._mps.environment(request.gpus[0]) if launch.mps else {}),

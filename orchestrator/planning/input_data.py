@@ -23,16 +23,17 @@ def check_data(plan: Plan) -> Plan:
     problems: list[ConfigProblem] = []
     notes: list[str] = []
     facts: dict[str, Any] = {}
+    files_read: dict[Any, Any] = {}  # many settings may share one
     for source, file, trial_ids in _sources(plan):
         try:
             if hasattr(source, "facts"):
-                facts.update(dict.fromkeys(trial_ids, source.facts(notes.append)))
+                facts.update(dict.fromkeys(trial_ids, source.facts(notes.append, files_read)))
             else:
                 source.check(notes.append)
         except ValueError as error:
             problems += _problems(error, file)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError([*dict.fromkeys(problems)])
     plan = replace(plan, facts=facts)
     return replace(plan, notes=(*plan.notes, *exposures.notes(plan), *dict.fromkeys(notes)))
 

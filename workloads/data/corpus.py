@@ -17,8 +17,11 @@ whose fields are the keys of `data:` in a sweep file, with
                         preparing
     check(log)          reads the files without tokenising; raises DataError (`problems.py`), one
                         line per mistake
-    facts(log)          optional, of sources of facts: checks as `check` does, and returns the
-                        FactCounts of what training states. At most a sample is tokenised
+    facts(log, files_read)
+                        optional, of sources of facts: checks as `check` does, and returns the
+                        FactCounts of what training states. At most a sample is tokenised.
+                        `files_read` is a dict that the caller keeps for a plan: a file that several
+                        settings share is read once
     prepare(cache, log) -> Corpus; tokenises or generates, and caches under `cache` (a folder). Safe
                         under concurrent callers and kills; fast when the cache is complete; raises
                         DataError. The corpus of a source of text has `tokenizer_file`, the Path of

@@ -11,10 +11,10 @@ function of the first name, so it carries no bits; wordings and vocabularies are
 Stored bits count the values only, not the names: prior_bits of a fact is log2 of its pool.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Interval
@@ -146,9 +146,13 @@ class Config:
     def check(self, log: Callable[[str], None] = lambda message: None) -> None:
         """Find nothing wrong: there is no file to read."""
 
-    def facts(self, log: Callable[[str], None] = lambda message: None) -> FactCounts:
+    def facts(
+        self,
+        log: Callable[[str], None] = lambda message: None,
+        files_read: MutableMapping[Any, Any] | None = None,
+    ) -> FactCounts:
         """Return what an epoch states: every person's attributes once."""
-        del log
+        del log, files_read
         return FactCounts(
             n_subjects=self.n_people,
             n_facts=self.n_people * _N_ATTRIBUTES,

@@ -7,10 +7,10 @@ probes and in the validation text only. How texts become tokens:
 `workloads/data/facts/templates.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Interval
@@ -31,6 +31,7 @@ from workloads.data.facts.table import (
     QA_TRAIN,
     Fact,
     FactColumns,
+    MergedRows,
     guessing_share,
     read_facts,
     unit_hash,
@@ -141,13 +142,17 @@ class Config:
         """
         _read(self, log)
 
-    def facts(self, log: Callable[[str], None] = lambda message: None) -> FactCounts:
+    def facts(
+        self,
+        log: Callable[[str], None] = lambda message: None,
+        files_read: MutableMapping[Any, Any] | None = None,
+    ) -> FactCounts:
         """Check, and return what training states; a sample of the facts is tokenised.
 
         Raises:
             DataError: One line per mistake, with file and line.
         """
-        facts, wordings = _read(self, log)
+        facts, wordings = _read(self, log, files_read)
         unseen = _unseen(self, facts)
         _require_trained(self, unseen)
         trained = np.flatnonzero(~np.array(unseen))
@@ -246,18 +251,14 @@ class Corpus:
 
 
 def _read(
-    config: Config, log: Callable[[str], None]
+    config: Config,
+    log: Callable[[str], None],
+    files_read: MutableMapping[Any, Any] | None = None,
 ) -> tuple[list[Fact], dict[str, RelationWordings]]:
     """Return the facts in use and their wordings, or raise with every mistake of both files."""
     require_files(config.files(), config.FORMAT)
     path, problems = Path(config.path).expanduser(), Problems()
-    columns = FactColumns(
-        subject=config.subject_column,
-        relation=config.relation_column,
-        object=config.object_column,
-        as_relations=config.columns_as_relations,
-    )
-    facts, merged = read_facts(path, columns=columns, layout=config.format, problems=problems)
+    facts, merged = _rows(config, path, problems, {} if files_read is None else files_read)
     if merged.other_answers:
         log(
             f"{merged.first} (rows of that kind: {merged.other_answers:,}); all are right answers, "
@@ -295,6 +296,26 @@ def _read(
             f"{guessed:.0%} of the facts; recall up to that needs no stored bits"
         )
     return facts, wordings
+
+
+def _rows(
+    config: Config, path: Path, problems: Problems, files_read: MutableMapping[Any, Any]
+) -> tuple[list[Fact], MergedRows]:
+    """Return the facts of the file, and its merged rows, from `files_read` if they are there."""
+    columns = FactColumns(
+        subject=config.subject_column,
+        relation=config.relation_column,
+        object=config.object_column,
+        as_relations=config.columns_as_relations,
+    )
+    key = (path, columns, config.format)
+    if key in files_read:
+        found: tuple[list[Fact], MergedRows] = files_read[key]
+        return found
+    found = read_facts(path, columns=columns, layout=config.format, problems=problems)
+    if not problems.total:  # a file with mistakes is refused for each setting
+        files_read[key] = found
+    return found
 
 
 def _selected(config: Config, facts: list[Fact], path: Path, problems: Problems) -> list[Fact]:

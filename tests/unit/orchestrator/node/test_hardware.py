@@ -74,6 +74,17 @@ def test_gpu_memory_is_that_of_the_smallest(gpus, memory):
     assert hardware.gpu_memory_bytes(gpus, Nvml()) == memory
 
 
+def test_a_rank_on_gpus_gets_a_fixed_workspace_unless_the_user_chose_one(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+
+    on_gpus, on_cpu = hardware.gpu_environment(("1", "3")), hardware.gpu_environment(())
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+
+    assert on_gpus == {"CUDA_VISIBLE_DEVICES": "1,3", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert on_cpu == {"CUDA_VISIBLE_DEVICES": ""}
+    assert hardware.gpu_environment(("2",)) == {"CUDA_VISIBLE_DEVICES": "2"}
+
+
 def test_gloo_and_nccl_are_told_the_interface_of_an_address(monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "mine")

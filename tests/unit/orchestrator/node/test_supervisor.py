@@ -130,6 +130,17 @@ def test_gpus_are_dealt_out_to_the_ranks(node):
         assert [seen(launch, rank)["gpus"] for rank in range(ranks)] == shares
 
 
+def test_the_record_of_an_attempt_on_a_gpu_has_the_workspace_of_its_products(node, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    launch = node.launch(gpus=1.0, gpu_ids=("3",))
+    node.wait_for_end()
+
+    record = json.loads((launch.folder.path / "environment.json").read_text())
+
+    assert record["variables"]["CUDA_VISIBLE_DEVICES"] == "3"
+    assert record["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
 def test_ranks_that_share_a_gpu_are_clients_of_mps_where_it_works(node, monkeypatch):
     asked = []
     monkeypatch.setattr(
