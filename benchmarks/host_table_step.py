@@ -144,7 +144,7 @@ def _step(
         autocast=partial(device.autocast, bf16=True, device=here),
         compiled=here.type == "cuda",
     )
-    return capture_if_possible(step, world_size=1, bf16=True) if here.type == "cuda" else step
+    return capture_if_possible(step, bf16=True) if here.type == "cuda" else step
 
 
 def _model(

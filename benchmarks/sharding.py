@@ -10,8 +10,8 @@ The script starts its own ranks. Every GPU has the same tokens and the same byte
 whatever their number, so P GPUs hold a table P times as large: with P times the rows (`rows`), or
 rows P times as wide (`width`). A layer is query, selection, bag, gate and output projection,
 forward and backward, in bf16 autocast with a bf16 table, without the optimizer. `over one GPU`
-compares tokens per second and GPU with one GPU that holds a table of that width alone: with more
-rows the one whose bytes each GPU holds, with wider rows the same table.
+compares tokens per second and GPU with one GPU that holds the same table alone, "over its bytes"
+with one GPU whose table has the bytes that each of several holds.
 
 `pieces` is into how many a read is cut, to send one while another is summed (columns only). Beside
 it, on the same shapes and timed by themselves, the same whatever the pieces: `bag` is the local
@@ -101,12 +101,10 @@ def _rank(rank: int, size: int, folder: Path, arguments: argparse.Namespace) -> 
             if size > 1:
                 cases = [("rows", size), ("width", size)]
             else:
-                # Beside what each GPU holds, the wide tables that several hold together, as far as
-                # they fit.
-                cases = [
-                    ("-", 1),
-                    *(("width", int(n)) for n in arguments.gpus.split(",") if n != "1"),
-                ]
+                # Beside what each GPU holds, the tables that several hold together, as far as they
+                # fit.
+                several = [int(n) for n in arguments.gpus.split(",") if n != "1"]
+                cases = [("-", 1), *((grown, n) for grown in ("rows", "width") for n in several)]
             for grown, times in cases:
                 found += _measured(mesh, here, grown, times, arguments)
         if world.is_main:
@@ -303,15 +301,19 @@ def _wait(here: torch.device) -> None:
 
 COLUMNS = (
     "GPUs", "grown", "pieces", "table (all)", "step ms", "of it bag", "messages", "rest", "sent MB", "tokens/s",
-    "useful GB/s", "over one GPU", "error",
+    "useful GB/s", "over one GPU", "over its bytes", "error",
 )  # fmt: skip
 
 
 def _print(row: Row, rows: list[Row], *, markdown: bool) -> None:
-    one = next((r for r in rows if r.gpus == rows[0].gpus and r.width == row.width), rows[0])
+    same = next(
+        (r for r in rows if (r.gpus, r.n_rows, r.width) == (rows[0].gpus, row.n_rows, row.width)),
+        None,
+    )
+    its_bytes = rows[0] if row.gpus > rows[0].gpus or row is rows[0] else None
     line = "| " + " | ".join(["{}"] * len(COLUMNS)) + " |"
     if not markdown:
-        line = "{:>4}  {:5}  {:>6}  {:>16}" + "  {:>9}" * 4 + "  {:>7}" + "  {:>12}" * 3 + "  {:>7}"
+        line = "{:>4}  {:5}  {:>6}  {:>16}" + "  {:>9}" * 4 + "  {:>7}" + "  {:>14}" * 4 + "  {:>7}"
     if row is rows[0]:
         name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
         print(f"{name}, torch {torch.__version__}; per GPU, slowest rank\n")
@@ -329,7 +331,10 @@ def _print(row: Row, rows: list[Row], *, markdown: bool) -> None:
             f"{row.sent_bytes / 1e6:.1f}",
             f"{row.tokens_per_s:,.0f}",
             f"{row.useful_bytes_per_s / 1e9:,.1f}",
-            f"{row.tokens_per_s / one.tokens_per_s:.3f}",
+            *(
+                f"{row.tokens_per_s / one.tokens_per_s:.3f}" if one else ""
+                for one in (same, its_bytes)
+            ),
             f"{row.error:.1e}",
         ),
         flush=True,

@@ -70,7 +70,7 @@ def test_a_captured_step_has_the_bits_of_a_plain_one(name, rule, clip, precision
         "grad_clip": 0.5,
         "value_weight_decay": 0.1,
     }
-    captured = capture_if_possible(step_of(name, **changes), world_size=1, bf16=False)
+    captured = capture_if_possible(step_of(name, **changes), bf16=False)
     assert isinstance(captured, CapturedStep)
 
     expected, found = trained(step_of(name, **changes)), trained(captured)

@@ -113,7 +113,10 @@ class RankGroup:
         """Wait until every rank has called this."""
         if self.size > 1:
             with communication_errors("barrier"):
-                dist.barrier(group=self.group)
+                # NCCL waits on a GPU; unless told which, it warns that it guesses.
+                on_gpu = dist.get_backend(self.group) == "nccl"
+                here = [torch.cuda.current_device()] if on_gpu else None
+                dist.barrier(group=self.group, device_ids=here)
 
 
 def _gather(tensor: Tensor, lengths: list[int], group: dist.ProcessGroup | None) -> Tensor:

@@ -20,9 +20,14 @@ Kept = Tensor | Callable[[], Tensor]
 def recompute_autocast_copies(block: nn.Module) -> None:
     """Keep no autocast copies of a block's weights between its forward and backward pass."""
     entered = ExitStack()
+    hooks: tuple[Callable[..., Any], Callable[..., Any]] = kept, again
+    if any(parameter.is_cuda for parameter in block.parameters()):
+        # They run while a compiled block does, and torch would compile them for each shape.
+        disable: Any = torch.compiler.disable
+        hooks = disable(kept), disable(again)
 
     def begin(*_: Any) -> None:
-        entered.enter_context(torch.autograd.graph.saved_tensors_hooks(kept, again))
+        entered.enter_context(torch.autograd.graph.saved_tensors_hooks(*hooks))
 
     def end(*_: Any) -> None:
         entered.close()

@@ -74,7 +74,8 @@ class _Bucket:
 class GradientAllReduce:
     """Sums a model's gradients in place over the ranks that hold the same parameter.
 
-    In every step: `start` before the last backward pass, `finish` after it.
+    In every step: `start` before the last backward pass, `send_rest` after it if there is something
+    else to do, and `finish` where the sums are needed.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class GradientAllReduce:
         self._next = 0
         """How many of `_order` have started."""
         self._passing = False
+        self._sent = False
         if any(is_sharded(parameter) for parameter in over_all):
             # FSDP sends through the same group while the pass goes on. In one order on every rank
             # these messages and ours can only be sent if ours wait for its end: when one of ours
@@ -124,23 +126,30 @@ class GradientAllReduce:
                 register(self._hook(number))
 
     def start(self) -> None:
-        """From now on, until `finish`, every gradient that a backward pass adds to is final."""
+        """From now on, until `send_rest`, every gradient that a backward pass adds to is final."""
         for bucket in self._buckets:
             bucket.missing = len(bucket.parameters)
         self._completed.clear()
         self._next = 0
         self._passing = True
 
-    def finish(self, also: Sequence[Tensor] = ()) -> None:
-        """Return when all gradients are summed, and `also` in place over all ranks."""
+    def send_rest(self) -> None:
+        """Start the messages that no hook has started."""
         if not self._passing:
             self.start()
         self._passing = False
         for number in self._order[self._next :]:
             self._buckets[number].start()
-        self._world.all_reduce_sum(also)
+        self._sent = True
+
+    def finish(self, also: Sequence[Tensor] = ()) -> None:
+        """Return when all gradients are summed, and `also` in place over all ranks."""
+        if not self._sent:
+            self.send_rest()
+        self._sent = False
         for bucket in self._buckets:
             bucket.wait()
+        self._world.all_reduce_sum(also)
         if self._buckets and not self._agreed:
             left = [n for n in self._order if n not in self._completed]
             agreed = self._world.broadcast(json.dumps(self._completed + left))

@@ -138,6 +138,11 @@ class Optimizer:
         if self.tables is not None:
             self.tables.gather()
 
+    def sum_lookups(self) -> None:
+        """Sum what `gather` found, by row (`TableOptimizer.sum_lookups`)."""
+        if self.tables is not None:
+            self.tables.sum_lookups()
+
     def _norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """Return the norm of the gradients of whole and sharded parameters."""
         whole = [p for p in parameters if p not in self._parts and p not in self._dense.all]

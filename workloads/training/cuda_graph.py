@@ -13,13 +13,16 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from workloads.distributed.local_part import is_sharded
 from workloads.kernels.expert_mlp import op as expert_mlp
 from workloads.kernels.grouped_mm import is_fused
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.moe import Experts
+from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.training.phase_timer import Bound
 from workloads.training.train_step import TrainStep
 
@@ -37,19 +40,40 @@ class _Kind(NamedTuple):
     """Whether it times its phases."""
 
 
-def capture_if_possible(
-    step: TrainStep, *, world_size: int, bf16: bool
-) -> "TrainStep | CapturedStep":
+def capture_if_possible(step: TrainStep, *, bf16: bool) -> "TrainStep | CapturedStep":
     """Return a step on a GPU that is captured, or the step itself where it cannot be.
 
-    Several ranks cannot, since the host starts the sums of their gradients. Nor can a step that
-    waits for the host: for the rows of tables in its memory, for the number of rows whose lookups
-    are summed between micro-batches (`SparseGradient.reduce`), or for the loads of experts whose
-    products no single kernel takes (`kernels/grouped_mm.py`).
+    A step cannot that waits for the host: for the rows of tables in its memory, for the number of
+    rows whose lookups are summed between micro-batches (`SparseGradient.reduce`), for the loads of
+    experts whose products no single kernel takes (`kernels/grouped_mm.py`), or for what other ranks
+    say there (`ranks_wait_for_host`).
     """
-    if world_size > 1 or (step.optimizer.tables is not None and step.has_micro_batches):
+    if step.optimizer.tables is not None and step.has_micro_batches:
         return step
-    return step if waits_for_host(step.model, bf16=bf16) else CapturedStep(step)
+    if waits_for_host(step.model, bf16=bf16) or ranks_wait_for_host(step):
+        return step
+    return CapturedStep(step)
+
+
+def ranks_wait_for_host(step: TrainStep) -> bool:
+    """Whether the messages of a step's ranks need the host; one rank sends none.
+
+    A graph holds messages of NCCL whose lengths are known before. By rows of a table they depend on
+    the ids. Ranks that hold the same table or part, and update it from the reads of all, and ranks
+    with unequal shares of the batch tell each other lengths. Dense parameters that are sharded have
+    not been tried.
+    """
+    mesh, model = step.mesh, step.model
+    if mesh.world.size == 1:
+        return False
+    if dist.get_backend() != "nccl" or not step.equal_shares:
+        return True
+    if any(is_sharded(parameter) for parameter in model.parameters()):
+        return True
+    shards = [module.shard for module in model.modules() if isinstance(module, MemoryTable)]
+    if step.optimizer.tables is not None and (None in shards or mesh.data.size > 1):
+        return True
+    return any(not isinstance(shard, ColumnParallelShard | None) for shard in shards)
 
 
 def waits_for_host(model: nn.Module, *, bf16: bool) -> bool:
@@ -74,6 +98,9 @@ class CapturedStep:
     graphs. They share their memory, since they never run at once. What they hold no other step can
     use, so where a step that runs as it is might not fit beside them, they are dropped before it,
     and captured again.
+
+    Each rank of several captures its own graphs, in the same steps, so that all replay the same
+    messages. A graph of several ranks must be dropped before they part (`drop_graphs`).
     """
 
     def __init__(self, step: TrainStep) -> None:
@@ -86,6 +113,8 @@ class CapturedStep:
         self._bounds: dict[_Kind, tuple[Bound, ...]] = {}
         self._seen = {False: 0, True: 0}
         self._windows: Tensor | None = None
+        self._also: dict[str, Tensor] = {}
+        """What is summed over the ranks with the losses; one rank sums nothing."""
         self._pool = torch.cuda.graph_pool_handle()
         self._pool_bytes = 0
 
@@ -110,6 +139,9 @@ class CapturedStep:
         if self._windows is None:
             self._windows = torch.empty_like(windows)
         self._windows.copy_(windows, non_blocking=True)
+        if self._step.mesh.world.size > 1:
+            for name, value in (also or {}).items():
+                self._also.setdefault(name, torch.empty_like(value)).copy_(value)
         self.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
         self.optimizer.begin(windows, upcoming)
         kind = _Kind(records=records, timed=self.phases.wanted)
@@ -121,7 +153,16 @@ class CapturedStep:
         values = torch.stack([*self._outputs[kind].values()])
         numbers = dict(zip(self._outputs[kind], values.unbind(), strict=True))
         self.optimizer.finish()
-        return {**numbers, **(also or {})}
+        return {**(also or {}), **numbers}
+
+    def drop_graphs(self) -> None:
+        """Forget all graphs; steps are captured again.
+
+        NCCL ends a group of ranks only when no graph holds messages of it.
+        """
+        for of_graphs in (self._graphs, self._outputs, self._bounds):
+            of_graphs.clear()
+        self._pool, self._pool_bytes = torch.cuda.graph_pool_handle(), 0
 
     def _make_room(self) -> None:
         """Drop the graphs if as much memory as theirs is not left for a step without one."""
@@ -131,9 +172,7 @@ class CapturedStep:
         allowed = torch.cuda.get_per_process_memory_fraction() * total
         if torch.cuda.memory_reserved() + self._pool_bytes <= allowed:
             return
-        for of_graphs in (self._graphs, self._outputs, self._bounds):
-            of_graphs.clear()
-        self._pool, self._pool_bytes = torch.cuda.graph_pool_handle(), 0
+        self.drop_graphs()
         torch.cuda.empty_cache()
 
     def _capture(self, kind: _Kind) -> None:
@@ -147,7 +186,7 @@ class CapturedStep:
         with torch.cuda.graph(
             graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
         ):
-            self._outputs[kind] = self._step.update(self._windows)
+            self._outputs[kind] = self._step.update(self._windows, also=self._also)
         self._pool_bytes += torch.cuda.memory_reserved() - before
         self._bounds[kind] = self.phases.take()
         self._graphs[kind] = graph

@@ -96,17 +96,12 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
 
 
 @contextmanager
-def gpu_stream(device: torch.device, *, own: bool = True) -> Iterator[None]:
+def gpu_stream(device: torch.device) -> Iterator[None]:
     """Compute with the attention kernels that suit a GPU, and on a stream of its own.
 
     CUDA graphs cannot be captured on the default stream. Fused attention prefers cuDNN's kernels:
     forward and backward take 0.5 to 0.6 of the time of flash attention's on an H200 where both can
     run. On a CPU nothing changes.
-
-    Args:
-        device: Where the rank computes.
-        own: Whether to leave the default stream, which a rank among several keeps: it captures
-            nothing, and the sums of gradients have their own streams.
     """
     if device.type != "cuda":
         yield
@@ -117,8 +112,7 @@ def gpu_stream(device: torch.device, *, own: bool = True) -> Iterator[None]:
         SDPBackend.EFFICIENT_ATTENTION,
         SDPBackend.MATH,
     ]
-    stream = _own_stream(device) if own else torch.cuda.current_stream(device)
-    with torch.cuda.stream(stream), sdpa_kernel(backends, set_priority=True):
+    with torch.cuda.stream(_own_stream(device)), sdpa_kernel(backends, set_priority=True):
         yield
 
 

@@ -241,7 +241,7 @@ def _step(
     numbers = itertools.count()
     training: TrainStep | CapturedStep = fresh
     if compiled:
-        training = capture_if_possible(fresh, world_size=setting.ranks, bf16=bf16)
+        training = capture_if_possible(fresh, bf16=bf16)
         # Compilation and capture, of steps that record usage and of those that do not, come here.
         for recording in (True, False):
             for number in range(CAPTURED_AFTER + 2):

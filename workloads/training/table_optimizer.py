@@ -104,10 +104,13 @@ class TableOptimizer:
         """The tables that the last `update` updated."""
         self._previous_norm: Tensor | None = None
         self._gathered: dict[str, LookupGrad] | None = None
-        """The lookups of the next step by table, between `gather` and `clip`."""
+        """The lookups of the next step by table, between `gather` and `sum_lookups`."""
         self._has_micro_batches = False
         """Whether lookups may have been summed in this step, on some ranks if not on all."""
-        self._sums: dict[str, RowSums] = {}
+        self._sums: dict[str, RowSums] | None = None
+        """Of the next step, between `sum_lookups` and `update`."""
+        self._norms: dict[str, Tensor] | None = None
+        """Of these sums, where they are clipped by their own."""
         self._coefficient: Tensor | None = None
 
     def _room_for_rules(self) -> Int32[Tensor, "tables words"] | None:
@@ -179,8 +182,8 @@ class TableOptimizer:
         reduced = self._has_micro_batches and any(world.all_gather_objects(gradient.reduced))
         return gradient.take_sums() if reduced else gradient.take()
 
-    def clip(self) -> Tensor:
-        """Find the clipping coefficient; return the norm before clipping, 0-d."""
+    def sum_lookups(self) -> None:
+        """Sort the gathered reads by row, and sum them where a norm needs it."""
         if self._gathered is None:
             self.gather()
         assert self._gathered is not None
@@ -190,9 +193,18 @@ class TableOptimizer:
         }
         self._gathered = None
         if self._previous_norm is None or self._config.table_clip == "exact":
-            norm = self._norm({name: sums.norm() for name, sums in self._sums.items()})
-        else:
+            self._norms = {name: sums.norm() for name, sums in self._sums.items()}
+
+    def clip(self) -> Tensor:
+        """Find the clipping coefficient; return the norm before clipping, 0-d."""
+        if self._sums is None:
+            self.sum_lookups()
+        own, self._norms = self._norms, None
+        if own is None:
+            assert self._previous_norm is not None
             norm = self._previous_norm.clone()  # the update overwrites it
+        else:
+            norm = self._norm(own)
         if self._config.grad_clip is not None:
             # As `nn.utils.clip_grads_with_norm_` has it.
             self._coefficient = (self._config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
@@ -232,11 +244,12 @@ class TableOptimizer:
         On a GPU it is the same sequence of kernels in every step, so it can be captured.
         """
         norms = {}
+        waiting, self._sums = self._sums or {}, None
         for name, table in self._tables.items():
-            if name not in self._sums:
+            if name not in waiting:
                 continue
             # Popped, so that one table's sorted reads are gone before the next one's update.
-            sums = self._sums.pop(name)
+            sums = waiting.pop(name)
             norms[name] = sums.update_(
                 self._rows(name),
                 self._rules[name],

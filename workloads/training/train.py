@@ -73,7 +73,7 @@ def run(
 
     with (
         device.numerics(here, n_threads=job.n_threads, bf16=bf16),
-        device.gpu_stream(here, own=job.world_size == 1),
+        device.gpu_stream(here),
         _join(job, here) as world,
     ):
         mesh = make_mesh(world, memory=job.memory_ranks)
@@ -105,7 +105,7 @@ def run(
         del saved  # a second copy of all that was loaded
         # After the state is restored: a captured graph fixes the addresses of all tensors.
         if isinstance(step, TrainStep) and plan.compiles:
-            step = capture_if_possible(step, world_size=world.size, bf16=bf16)
+            step = capture_if_possible(step, bf16=bf16)
         trainer = Trainer(
             job,
             plan.config,
@@ -119,7 +119,11 @@ def run(
             use=use,
             benchmarks=asked,
         )
-        metrics = trainer.train()
+        try:
+            metrics = trainer.train()
+        finally:
+            if isinstance(step, CapturedStep) and world.size > 1:
+                step.drop_graphs()
         kept_step.keep(between, job, step, use)
         return metrics
 

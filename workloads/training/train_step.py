@@ -78,7 +78,7 @@ class TrainStep:
         self.model = model
         self.optimizer = Optimizer(model, config, mesh, seed=seed)
         self._gradients = GradientAllReduce(model, mesh, without=self.optimizer.deferred)
-        self._mesh, self._autocast = mesh, autocast
+        self.mesh, self._autocast = mesh, autocast
         self.phases = phases or PhaseTimer()
         self._loss = plain_loss
         if compiled:
@@ -89,7 +89,7 @@ class TrainStep:
         self._batch_tokens = config.batch_tokens
         self._rows, self._passes = rows, passes
         # With equal shares no rank must ask how many bags the others look up.
-        self._equal_shares = config.sequences_per_step % mesh.world.size == 0
+        self.equal_shares = config.sequences_per_step % mesh.world.size == 0
 
     @property
     def has_micro_batches(self) -> bool:
@@ -133,7 +133,7 @@ class TrainStep:
     ) -> dict[str, Float[Tensor, ""]]:
         """Take the step of `__call__`, between `Optimizer.begin` and `finish`.
 
-        On one rank it is a fixed sequence of kernels, which `cuda_graph.py` captures.
+        Mostly it is a fixed sequence of kernels, which `cuda_graph.py` captures.
         """
         numbers = self._gradients_of(windows, also)
         self.phases.begin(OPTIMIZER)
@@ -146,7 +146,7 @@ class TrainStep:
         self, windows: Tensor, also: Mapping[str, Tensor] | None
     ) -> dict[str, Tensor]:
         """Run the forward and backward passes; return losses and `also`, summed over the ranks."""
-        with self._mesh.equal_bags(self._equal_shares):
+        with self.mesh.equal_bags(self.equal_shares):
             losses = accumulate_gradients(
                 self.model,
                 windows,
@@ -160,9 +160,14 @@ class TrainStep:
                 begin_phase=self.phases.begin,
             )
         self.phases.begin(COMMUNICATION)
+        self._gradients.send_rest()
+        self.optimizer.gather()
+        # The sums of tables need no other gradient, so they are made while the last ones travel.
+        self.phases.begin(OPTIMIZER)
+        self.optimizer.sum_lookups()
+        self.phases.begin(COMMUNICATION)
         summed = {**losses, **(also or {})}
         self._gradients.finish(also=[*summed.values()])
-        self.optimizer.gather()
         return summed
 
 

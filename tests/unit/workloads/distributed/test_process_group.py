@@ -63,3 +63,15 @@ def test_a_rank_outside_the_group_is_refused(tmp_path):
         process_group.join(rank=2, size=2, device=CPU, rendezvous=tmp_path / "port"),
     ):
         pass
+
+
+@pytest.mark.parametrize(("backend", "devices"), [("nccl", [3]), ("gloo", None)])
+def test_a_barrier_of_gpus_says_which_one_waits(monkeypatch, backend, devices):
+    asked = []
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group: backend)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda **how: asked.append(how))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+
+    RankGroup(size=2).barrier()
+
+    assert asked == [{"group": None, "device_ids": devices}]

@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +37,7 @@ def found_by(folder: Path, group: str, *sizes: int, device: str = "cpu") -> dict
         [sys.executable, str(FOLDER / "dense_together.py"), str(out), device, group]
         + [str(size) for size in sizes],
         check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=tables.ENVIRONMENT,
         timeout=1500,
     )
     found: dict[str, Any] = json.loads(out.read_text())
@@ -120,7 +119,7 @@ def trained_in(folder: Path, stages: list[Any]) -> list[dict[str, float] | None]
         [sys.executable, str(FOLDER / "trial_in_stages.py"), str(out), str(folder)],
         input=json.dumps(stages).encode(),
         check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=tables.ENVIRONMENT,
         timeout=280,
     )
     found: list[dict[str, float] | None] = json.loads(out.read_text())

@@ -11,6 +11,12 @@ import pytest
 from workloads.training.table_optimizer import RULE_OF
 
 ROOT = Path(__file__).parents[4]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    "OMP_NUM_THREADS": "1",
+}
+"""Of processes that tests start: they find this code first, then what the tests found."""
 SCRIPT = Path(__file__).with_name("ranks_together.py")
 # The loss is computed, and what a compiler fuses may be, in fp32 whatever the model's type: then
 # two orders of one sum differ as fp32 does. A compiled model that one process holds differs from
@@ -46,7 +52,7 @@ def found_by(
     subprocess.run(
         [sys.executable, str(SCRIPT), str(out), device, group, *map(str, sizes)],
         check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
         timeout=1500,
     )
     found: dict[str, dict[str, float]] = json.loads(out.read_text())

@@ -23,6 +23,12 @@ from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.sharding.row_parallel import RowParallelShard
 
 ROOT = Path(__file__).parents[4]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+    "OMP_NUM_THREADS": "1",
+}
+"""Of processes that tests start: they find this code first, then what the tests found."""
 SCRIPT = Path(__file__).with_name("trial_in_stages.py")
 TOGETHER = Path(__file__).with_name("saved_together.py")
 SHAPES = [(1, 1), (4, 10), (7, 17)]
@@ -93,7 +99,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     subprocess.run(
         [sys.executable, str(TOGETHER), str(out), str(folder)],
         check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
         timeout=280,
     )
     return folder, json.loads(out.read_text())
@@ -392,7 +398,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[s
         [sys.executable, str(SCRIPT), str(out), str(folder)],
         input=json.dumps(STAGES).encode(),
         check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
         timeout=280,
     )
     return folder, json.loads(out.read_text())

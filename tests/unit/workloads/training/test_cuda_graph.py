@@ -7,20 +7,24 @@ import pytest
 import torch
 
 from orchestrator.sweep import registry
+from workloads.distributed.mesh import Mesh
+from workloads.distributed.process_group import RankGroup
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
+from workloads.sharding.column_parallel import ColumnParallelShard
+from workloads.sharding.row_parallel import RowParallelShard
 from workloads.training import cuda_graph
 from workloads.training.config import TrainConfig
 from workloads.training.train_step import TrainStep
 
 
-def step_of(name, *, rows=4, **train):
+def step_of(name, *, rows=4, mesh=None, batch_tokens=64, **train):
     module = registry.architecture(name)
     model = module.Config(**module.PRESETS["d32"]).build(64)
     initialise(model, 0)
-    config = TrainConfig(tokens=64, batch_tokens=64, seq_len=16, lr=0.1, **train)
-    passes = config.sequences_per_step // rows
-    return TrainStep(model.train(), config, rows=rows, passes=passes, autocast=nullcontext)
+    config = TrainConfig(tokens=64, batch_tokens=batch_tokens, seq_len=16, lr=0.1, **train)
+    passes = -(-config.sequences_per_step // rows)
+    return TrainStep(model.train(), config, mesh, rows=rows, passes=passes, autocast=nullcontext)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +36,7 @@ def test_steps_of_all_architectures_are_captured_but_those_of_experts_here():
     """The table of docs/architecture.md, "One optimizer step": no kernel of experts runs here."""
     captured = {
         name: isinstance(
-            cuda_graph.capture_if_possible(step_of(name), world_size=1, bf16=True),
+            cuda_graph.capture_if_possible(step_of(name), bf16=True),
             cuda_graph.CapturedStep,
         )
         for name in registry.architectures()
@@ -44,21 +48,49 @@ def test_steps_of_all_architectures_are_captured_but_those_of_experts_here():
 @pytest.mark.parametrize(("name", "captured"), [("dense", True), ("memory_plus", False)])
 def test_steps_of_several_passes_are_where_no_lookups_are_summed_between(name, captured):
     step = step_of(name, rows=1, table_optimizer="rowwise")
-    taken = cuda_graph.capture_if_possible(step, world_size=1, bf16=True)
+    taken = cuda_graph.capture_if_possible(step, bf16=True)
 
     assert isinstance(taken, cuda_graph.CapturedStep) is captured
 
 
-def test_steps_of_several_ranks_are_not():
-    step = step_of("dense")
+RANKS = {"world": RankGroup(size=4)}
+TOGETHER = {**RANKS, "memory": RankGroup(size=4)}
+APART = {**RANKS, "memory": RankGroup(size=2), "data": RankGroup(size=2)}
 
-    assert cuda_graph.capture_if_possible(step, world_size=2, bf16=True) is step
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "shard", "how", "captured"),
+    [
+        ("dense", RANKS, None, {}, True),
+        ("dense", RANKS, None, {"backend": "gloo"}, False),
+        ("dense", RANKS, None, {"batch_tokens": 48}, False),
+        ("memory_plus", TOGETHER, ColumnParallelShard, {"table_optimizer": "rowwise"}, True),
+        ("memory_plus", TOGETHER, RowParallelShard, {"table_optimizer": "rowwise"}, False),
+        ("memory_plus", APART, ColumnParallelShard, {}, True),
+        ("memory_plus", APART, ColumnParallelShard, {"table_optimizer": "rowwise"}, False),
+        ("memory_plus", RANKS, None, {}, True),
+        ("memory_plus", RANKS, None, {"table_optimizer": "rowwise"}, False),
+    ],
+)
+def test_steps_of_several_ranks_are_where_nobody_waits_for_the_host(
+    monkeypatch, name, mesh, shard, how, captured
+):
+    backend = how.pop("backend", "nccl")
+    monkeypatch.setattr(cuda_graph.dist, "get_backend", lambda: backend)
+    mesh = Mesh(**mesh)
+    step = step_of(name, mesh=mesh, **how)
+    for module in step.model.modules():
+        if isinstance(module, MemoryTable) and shard is not None:
+            module.shard = shard(mesh, n_rows=len(module.weight), width=8)
+    taken = cuda_graph.capture_if_possible(step, bf16=True)
+
+    assert isinstance(taken, cuda_graph.CapturedStep) is captured
 
 
 @pytest.mark.parametrize(("fused", "captured"), [(True, True), (False, False)])
 def test_experts_are_where_one_kernel_takes_their_products(monkeypatch, fused, captured):
     monkeypatch.setattr(cuda_graph, "is_fused", lambda x, inputs, outputs: fused)
-    taken = cuda_graph.capture_if_possible(step_of("moe"), world_size=1, bf16=True)
+    taken = cuda_graph.capture_if_possible(step_of("moe"), bf16=True)
 
     assert isinstance(taken, cuda_graph.CapturedStep) is captured
 
@@ -69,7 +101,7 @@ def test_tables_in_the_hosts_memory_are_not(monkeypatch):
         if isinstance(module, MemoryTable):
             module.on_host = True
 
-    assert cuda_graph.capture_if_possible(step, world_size=1, bf16=True) is step
+    assert cuda_graph.capture_if_possible(step, bf16=True) is step
 
 
 class Device:
@@ -108,11 +140,37 @@ class Device:
             monkeypatch.setattr(torch.cuda, name, value)
 
 
+def test_ranks_replay_what_is_summed_with_the_losses_and_drop_their_graphs(monkeypatch):
+    """With a stand-in for the messages: each doubles what it is given, as two ranks would."""
+    Device(1000).stand_in(monkeypatch)
+    monkeypatch.setattr(cuda_graph.dist, "get_backend", lambda: "nccl")
+
+    def doubled(group, tensors):
+        for tensor in tensors if group.size > 1 else ():
+            tensor.mul_(2)
+
+    monkeypatch.setattr(RankGroup, "all_reduce_sum", doubled)
+    step = step_of("dense", mesh=Mesh(world=RankGroup(size=2)))
+    monkeypatch.setattr(step._gradients, "send_rest", lambda: None)
+    monkeypatch.setattr(step._gradients, "_buckets", [])
+    taken = cuda_graph.capture_if_possible(step, bf16=True)
+    windows = torch.randint(64, (4, 17))
+    asked = [
+        float(taken(windows, lr=0.1, also={"asked": torch.tensor(1.0)})["asked"])
+        for _ in range(cuda_graph.WARM_UP_STEPS + 1)
+    ]
+
+    assert asked == [2.0] * (cuda_graph.WARM_UP_STEPS + 1)
+    assert taken._graphs
+    taken.drop_graphs()
+    assert not taken._graphs
+
+
 @pytest.mark.parametrize(("allowed", "captures"), [(130, 2), (129, 4)])
 def test_graphs_are_dropped_where_a_step_without_one_might_not_fit(monkeypatch, allowed, captures):
     device = Device(allowed)
     device.stand_in(monkeypatch)
-    taken = cuda_graph.capture_if_possible(step_of("memory"), world_size=1, bf16=True)
+    taken = cuda_graph.capture_if_possible(step_of("memory"), bf16=True)
     windows = torch.randint(64, (4, 17))
     most = 0
 

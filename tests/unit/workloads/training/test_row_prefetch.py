@@ -223,7 +223,7 @@ def test_a_compiled_block_reads_the_copies_in_one_graph(monkeypatch):
 def test_such_steps_are_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 0))
     taken = [
-        cuda_graph.capture_if_possible(step_of(model_of(name, "host")), world_size=1, bf16=True)
+        cuda_graph.capture_if_possible(step_of(model_of(name, "host")), bf16=True)
         for name in ("engram", "memory_plus")
     ]
 
