@@ -46,6 +46,15 @@ STYLES = series_styles(
     )
 )
 """Look of every architecture, the same on all pages. A new one comes last."""
+MARKS: tuple[Mapping[str, Any], ...] = (
+    {"marker": "o"},
+    {"marker": "o", "markerfacecolor": "white"},
+    {"marker": "s"},
+    {"marker": "s", "markerfacecolor": "white"},
+    {"marker": "^"},
+    {"marker": "^", "markerfacecolor": "white"},
+)
+"""Marks of the first, second, ... curve of one architecture, which share its colour."""
 BASE = "dense"
 """Architecture whose levels are drawn through figures of one size."""
 
@@ -82,17 +91,17 @@ def draw_figure(runs: Runs, columns: Sequence[Column], path: Path) -> None:
         for (architecture, name, rows), later in zip(curves, _later(curves), strict=True):
             look: dict[str, Any] = {"color": STYLES[architecture].colour, "label": name}
             look["linestyle"] = "--" if later or architecture == BASE else "-"
+            look |= MARKS[min(later, len(MARKS) - 1)]
             at = across[rows.index]
             if at.isna().all():  # without a table: a level, and a band from seed to seed
-                level = {**look, "linestyle": ":" if later else "--"}
+                level = {"color": look["color"], "label": name, "linestyle": ":" if later else "--"}
                 panel.axhline(rows[metric].mean(), **level)
                 if len(rows) > 1:
                     ends = rows[metric].min(), rows[metric].max()
                     panel.axhspan(*ends, color=look["color"], alpha=0.1, linewidth=0)
                 continue
             means = rows.groupby(at)[metric].mean()
-            face = {"markerfacecolor": "white"} if later else {}
-            panel.plot(means.index, means, marker="o", **look, **face)
+            panel.plot(means.index, means, **look)
             if rows["seed"].nunique() > 1:
                 panel.scatter(at, rows[metric], s=9, alpha=0.5, color=look["color"])
         panel.set(xlabel=label, ylabel=heading)
@@ -176,10 +185,10 @@ def _loss(columns: Sequence[Column]) -> Column:
     return next((column for column in columns if column.metric == "valid/loss"), columns[0])
 
 
-def _later(curves: Sequence[tuple[str, str, pd.DataFrame]]) -> list[bool]:
-    """Return of each curve whether another of its architecture stands before it."""
+def _later(curves: Sequence[tuple[str, str, pd.DataFrame]]) -> list[int]:
+    """Return of each curve how many others of its architecture stand before it."""
     architectures = [architecture for architecture, *_ in curves]
-    return [name in architectures[:place] for place, name in enumerate(architectures)]
+    return [architectures[:place].count(name) for place, name in enumerate(architectures)]
 
 
 def _dots(
