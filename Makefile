@@ -123,6 +123,9 @@ check: $(STAMP)  ## Formatting, lint, types, import directions
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+# These run seldom, and not here: at least they call what is there, with arguments that it takes.
+	! $(BIN)/mypy --check-untyped-defs tests/gpu benchmarks | grep -E \
+	    "Unexpected keyword|Missing (positional|named)|Module has no attribute|Cannot find impl"
 	$(BIN)/lint-imports
 
 format: $(STAMP)  ## Format and fix what can be fixed

@@ -25,17 +25,19 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 import torch
 from reads import draw_ids
 from torch import Tensor, nn
 
+from workloads.kernels.backend import uses_triton
 from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.table_update import reference
 from workloads.kernels.table_update.op import row_sums
 from workloads.kernels.table_update.split_master import join
 from workloads.kernels.table_update.update_rules import Kind, Rule, new_state
-from workloads.kernels.weighted_bag import op as weighted_bag
 from workloads.kernels.weighted_bag import reference as plain_bag
 
 LARGEST_NORM = 1.0
@@ -97,7 +99,9 @@ def _dense(batch: Batch, arguments: argparse.Namespace, bandwidth: float, *, pla
     adamw = torch.optim.AdamW([table], lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def step() -> tuple[Tensor, Tensor]:
-        implementation = plain_bag if plain else weighted_bag._implementation(table)
+        implementation: Any = plain_bag
+        if not plain and uses_triton(table):
+            implementation = import_module("workloads.kernels.weighted_bag.triton")
         table.grad, products = implementation.backward(
             table.detach(),
             batch.ids,

@@ -60,7 +60,7 @@ def test_steps_have_the_bits_of_tables_on_the_gpu(name, captured, precision):
     for place in ("device", "host"):
         step = step_of(model_of(name, place, here=HERE), **ways)
         if captured:
-            step = capture_if_possible(step, world_size=1, bf16=False)
+            step = capture_if_possible(step, bf16=False)
             assert isinstance(step, CapturedStep)
         found.append(trained(step, here=HERE))
 
@@ -78,7 +78,7 @@ def test_numbers_do_not_depend_on_whether_rows_were_foreseen(captured):
         model = model_of("engram", "host", here=HERE)
         model.recording_usage = not captured  # steps that record run uncompiled
         step = step_of(model, table_precision="bf16", compiled=captured)
-        taken = capture_if_possible(step, world_size=1, bf16=False) if captured else step
+        taken = capture_if_possible(step, bf16=False) if captured else step
         found.append(trained(taken, foresees=foresees, here=HERE))
 
     for other in found[1:]:
@@ -86,9 +86,7 @@ def test_numbers_do_not_depend_on_whether_rows_were_foreseen(captured):
 
 
 def test_no_step_waits_for_the_host(never_waiting):
-    step = capture_if_possible(
-        step_of(model_of("engram", "host", here=HERE)), world_size=1, bf16=False
-    )
+    step = capture_if_possible(step_of(model_of("engram", "host", here=HERE)), bf16=False)
     windows = batches(8, here=HERE)
     go = partial(step, lr=0.01)
     for number in range(5):
