@@ -106,7 +106,12 @@ def _rank(rank: int, size: int, folder: Path, arguments: argparse.Namespace) -> 
                 several = [int(n) for n in arguments.gpus.split(",") if n != "1"]
                 cases = [("-", 1), *((grown, n) for grown in ("rows", "width") for n in several)]
             for grown, times in cases:
-                found += _measured(mesh, here, grown, times, arguments)
+                try:
+                    found += _measured(mesh, here, grown, times, arguments)
+                except torch.OutOfMemoryError:
+                    if size > 1 or grown == "-":
+                        raise
+                    torch.cuda.empty_cache()
         if world.is_main:
             (folder / "rows.json").write_text(
                 json.dumps([dataclasses.asdict(row) for row in found])

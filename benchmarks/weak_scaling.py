@@ -54,7 +54,9 @@ def main() -> None:
             for layout, dense in ways:
                 found = _trained(arguments, name, layout, dense, gpus)
                 alone = found if gpus == 1 else alone
-                over = f"{found['rate'] / alone['rate']:.3f}" if alone else ""
+                # One GPU that passes all ranks' batch in pieces is no measure of speed.
+                timed = alone and not arguments.same_batch
+                over = f"{found['rate'] / alone['rate']:.3f}" if alone and timed else ""
                 cells = [name, layout, dense, str(gpus), f"{found['rate'] / 1e6:.4f}", over]
                 off_by = _furthest(found, alone) if arguments.same_batch and alone else ""
                 cells += [f"{found['peak'] / 1e9:.1f}", f"{found['losses'][-1]:.4f}", off_by]
@@ -122,7 +124,7 @@ def _rank(
             log_every_steps=1 if arguments.same_batch else LOG_EVERY,
             evaluations=1,
             checkpoint_every_s=1e9,
-            micro_batch_tokens=arguments.tokens,
+            micro_batch_tokens=arguments.tokens if arguments.same_batch else None,
             device=arguments.device,
             rank=rank,
             world_size=gpus,

@@ -1,6 +1,7 @@
 """Language models as lm-evaluation-harness sees them."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
@@ -23,6 +24,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         super().__init__()
         self.text = text
         self._device = text.here
+        # The harness asks for a prompt's ids after those of the prompt with each of its choices.
+        self._encode = lru_cache(maxsize=2)(text.encode)
 
     @property
     def progress(self) -> Callable[[int, int], None]:
@@ -47,7 +50,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         """Return the ids of a text."""
-        return self.text.encode(string)
+        return self._encode(string)
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[Any, list[int], list[int]]], **kwargs: Any

@@ -6,7 +6,7 @@ from typing import Any
 
 from datasets import Dataset
 from lm_eval.api.task import ConfigurableTask
-from lm_eval.utils import apply_template
+from lm_eval.utils import env
 
 from workloads.evaluation.suite import TaskSpec
 from workloads.evaluation.task_rows import Row
@@ -39,7 +39,7 @@ def build(task: TaskSpec, rows: Sequence[Row], examples: Sequence[Row]) -> list[
         "task": task.name,
         "custom_dataset": lambda **_: splits,
         "test_split": "test",
-        "doc_to_text": task.prompt,
+        "doc_to_text": _template(task.prompt),
         "description": task.description,
         "num_fewshot": task.shots,
     }
@@ -104,8 +104,10 @@ _ANSWER, _WHOLE = ("nll", "bits_per_byte"), ("acc", "nll", "bits_per_byte")
 
 
 def _likelihood(task: TaskSpec, target: str, name: str, metrics: Sequence[str]) -> dict[str, Any]:
+    solution = _template(target)
+
     def continuation(row: Mapping[str, Any]) -> str:
-        return f"{task.delimiter}{apply_template(target, dict(row))}"
+        return task.delimiter + solution(row)
 
     return {
         "task": name,
@@ -116,6 +118,20 @@ def _likelihood(task: TaskSpec, target: str, name: str, metrics: Sequence[str]) 
         "process_results": likelihood_scores(continuation, metrics, len(task.delimiter)),
         "metric_list": _means(*metrics),
     }
+
+
+def _template(text: str) -> Callable[[Mapping[str, Any]], str]:
+    """Return what fills in a Jinja template, compiled once.
+
+    Given the text, the harness compiles it anew for every row and example.
+    """
+    compiled = env.from_string(text)
+
+    # A function, because the harness copies its settings, and a compiled template has no copy.
+    def filled_in(row: Mapping[str, Any]) -> str:
+        return str(compiled.render(row))
+
+    return filled_in
 
 
 _KINDS: dict[str, Callable[[TaskSpec], list[dict[str, Any]]]] = {

@@ -1,6 +1,7 @@
 """Suites: which tasks, on which files, asked how. Data files in `suites/`, or a user's own."""
 
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -64,12 +65,12 @@ class TaskSpec:
         if self.n_options is not None and self.options_field is None:
             raise FieldError("n_options", "must be left out where no row has options", self.kind)
 
-    @property
+    @cached_property
     def options_field(self) -> str | None:
         """Field of a row that holds its options; None if it has none."""
         return next((name for name in ("contexts", "choices") if name in self.row_fields), None)
 
-    @property
+    @cached_property
     def row_fields(self) -> frozenset[str]:
         """Fields that a row must have."""
         templates = self.prompt + (self.target if self.kind == "continuation" else "")

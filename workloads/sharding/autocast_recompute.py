@@ -17,11 +17,16 @@ from torch import Tensor, nn
 Kept = Tensor | Callable[[], Tensor]
 
 
-def recompute_autocast_copies(block: nn.Module) -> None:
-    """Keep no autocast copies of a block's weights between its forward and backward pass."""
+def recompute_autocast_copies(block: nn.Module, *, may_compile: bool = False) -> None:
+    """Keep no autocast copies of a block's weights between its forward and backward pass.
+
+    Args:
+        block: Whose weights.
+        may_compile: Whether it may run compiled, as on a GPU.
+    """
     entered = ExitStack()
     hooks: tuple[Callable[..., Any], Callable[..., Any]] = kept, again
-    if any(parameter.is_cuda for parameter in block.parameters()):
+    if may_compile:
         # They run while a compiled block does, and torch would compile them for each shape.
         disable: Any = torch.compiler.disable
         hooks = disable(kept), disable(again)

@@ -75,7 +75,7 @@ def shard_dense(
             ignored_params=left_out,
         )
     for block in blocks:
-        recompute_autocast_copies(block)
+        recompute_autocast_copies(block, may_compile=here.type == "cuda")
     if isinstance(model, Transformer):
         # Head and loss are compiled together, apart from the blocks (`training/compilation.py`).
         model.gathered_hidden = model.hidden

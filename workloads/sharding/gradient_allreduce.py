@@ -131,7 +131,7 @@ class GradientAllReduce:
             bucket.missing = len(bucket.parameters)
         self._completed.clear()
         self._next = 0
-        self._passing = True
+        self._passing, self._sent = True, False
 
     def send_rest(self) -> None:
         """Start the messages that no hook has started."""

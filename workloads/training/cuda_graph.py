@@ -140,6 +140,8 @@ class CapturedStep:
             self._windows = torch.empty_like(windows)
         self._windows.copy_(windows, non_blocking=True)
         if self._step.mesh.world.size > 1:
+            given = (also or {}).keys()
+            assert not self._also or self._also.keys() == given, "summed in every step or in none"
             for name, value in (also or {}).items():
                 self._also.setdefault(name, torch.empty_like(value)).copy_(value)
         self.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
@@ -170,7 +172,9 @@ class CapturedStep:
             return
         _, total = torch.cuda.mem_get_info()
         allowed = torch.cuda.get_per_process_memory_fraction() * total
-        if torch.cuda.memory_reserved() + self._pool_bytes <= allowed:
+        full = torch.cuda.memory_reserved() + self._pool_bytes > allowed
+        # If one rank does, all do: NCCL wants a graph's messages captured on every rank.
+        if not any(self._step.mesh.world.all_gather_objects(full)):
             return
         self.drop_graphs()
         torch.cuda.empty_cache()
@@ -181,12 +185,22 @@ class CapturedStep:
         before = torch.cuda.memory_reserved()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
-        # Capturing in "thread_local" mode lets other threads of this process, which train other
-        # models or copy batches, go on with calls that a capture forbids.
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
-        ):
-            self._outputs[kind] = self._step.update(self._windows, also=self._also)
+        failures: list[Exception] = []
+        try:
+            # Capturing in "thread_local" mode lets other threads of this process, which train
+            # other models or copy batches, go on with calls that a capture forbids.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
+            ):
+                try:
+                    self._outputs[kind] = self._step.update(self._windows, also=self._also)
+                except Exception as error:
+                    failures.append(error)
+        except Exception as error:  # ending a capture that failed fails too, by another name
+            failures.append(error)
+        if failures:
+            graph.reset()  # the error's frames hold it, and with it NCCL's group of ranks
+            raise failures[0]
         self._pool_bytes += torch.cuda.memory_reserved() - before
         self._bounds[kind] = self.phases.take()
         self._graphs[kind] = graph

@@ -127,9 +127,10 @@ def _fix_cublas_workspace() -> None:
 
     cuBLAS promises that only for a workspace that is fixed ("Results reproducibility" in its
     documentation). Without it 16 of 16 resumed trials with prefetched rows differed from ones that
-    went through, with it none of 24. This is the size that torch takes on Hopper anyway. cuBLAS
-    reads it when a process first multiplies, so it stays for the process. So does a user's setting,
-    and that of an attempt's rank, which has it from its start (`orchestrator/node/hardware.py`).
+    went through, with it none of 24; while eight processes compiled with empty caches, some still
+    did, which is not explained. This is the size that torch takes on Hopper anyway. cuBLAS reads it
+    when a process first multiplies, so it stays for the process. So does a user's setting, and that
+    of an attempt's rank, which has it from its start (`orchestrator/node/hardware.py`).
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

@@ -57,7 +57,8 @@ class Setting:
     device: str = "auto"
     n_threads: int = 1
     ranks: int = 1
-    """One rank's share of the batch is timed, without what ranks tell each other."""
+    """One rank's share of the batch is timed, without what ranks tell each other, and captured also
+    where ranks that wait for the host are not (`cuda_graph.ranks_wait_for_host`)."""
     micro_batch_tokens: int | None = None
     compile: bool = True
     """On a GPU, time steps compiled and captured, as trials take them (`RankJob.compile`)."""

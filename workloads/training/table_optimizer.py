@@ -159,7 +159,7 @@ class TableOptimizer:
         / P for a sum of dense gradients: less up to P = 7 ranks where three layers of 64k tokens
         read 128 rows of 1,024 in a table of 2^20, and up to more ranks in larger tables.
         """
-        self._gathered = {}
+        self._gathered, self._sums = {}, None
         for name, table in self._tables.items():
             assert table.sparse_gradient is not None
             world = self._mesh.world if table.shard is None else self._mesh.data

@@ -3,14 +3,17 @@
 import gzip
 import json
 import math
+from dataclasses import replace
 from itertools import chain
 
 import pytest
+from jinja2.parser import Parser
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 
 from workloads.data.readers.problems import DataError
 from workloads.evaluation import evaluate_suites, harness_tasks, prepared_suite, suite, task_rows
+from workloads.evaluation.prepared_suite import PreparedSuite
 from workloads.evaluation.suite import TaskSpec
 from workloads.evaluation.task_result import TaskResult
 
@@ -220,6 +223,66 @@ def test_examples_of_the_same_subject():
         "art 1 b\n\nart 2 b\n\nart?",
         "law 1 b\n\nlaw 2 b\n\nlaw?",
     ]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "Question: {{question}}\nAnswer:",
+        "{{question}}\n{% for one in choices %}{{'ABC'[loop.index0]}}. {{one}}\n{% endfor %}",
+        "{{question | regex_replace('s', 'ß')}}: {{choices[label]}}\n\n",
+    ],
+)
+def test_prompts_are_those_of_the_harness_given_the_template(prompt, monkeypatch):
+    rows = ROWS["choices"]
+    task = task_of("choices", prompt=prompt, shots=1, shots_file="b.jsonl", description="{{label}}")
+    (ours,) = harness_tasks.build(task, rows, rows[::-1])
+    monkeypatch.setattr(harness_tasks, "_template", lambda text: text)
+    (theirs,) = harness_tasks.build(task, rows, rows[::-1])
+    assert theirs.config.doc_to_text == prompt
+
+    for row in rows:
+        expected, found = (one.fewshot_context(row, num_fewshot=1) for one in (theirs, ours))
+        assert found == expected
+
+
+def test_a_prompt_of_digits_is_a_text():
+    model, row = Scripted(), {"question": "42", "choices": ["even", "odd"], "label": 0}
+
+    evaluate_suites.evaluate_task(model, task_of("choices", prompt="{{question}}"), [row], [])
+
+    assert model.asked == [("42", " even"), ("42", " odd")]
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_templates_are_parsed_once_for_all_rows(kind, tmp_path, monkeypatch):
+    parsed = []
+    parse = Parser.parse
+    monkeypatch.setattr(Parser, "parse", lambda self: parsed.append(self) or parse(self))
+
+    def n_parsed(n_rows):
+        parsed.clear()
+        written(tmp_path / "a.jsonl", ROWS[kind][:1] * n_rows)
+        task = task_of(kind, shots=1, shots_file="a.jsonl")
+        rows = task_rows.read(tmp_path, task, name="a.jsonl")
+        assert len(rows) == n_rows
+        evaluate_suites.evaluate_task(Scripted(), task, rows, rows)
+        PreparedSuite(
+            suite=suite.Suite(name="s", about="", tasks=(task,)), rows={"t": (rows, rows)}
+        ).tokens(seq_len=9, n_rows=n_rows)
+        return len(parsed)
+
+    assert n_parsed(1) >= n_parsed(9) > 0
+
+
+def test_what_a_task_remembers_is_no_part_of_it():
+    fresh, used = (task_of("choices", n_options=2) for _ in range(2))
+    assert used.row_fields == {"question", "choices", "label"}
+
+    assert (repr(used), hash(used), used) == (repr(fresh), hash(fresh), fresh)
+    other = replace(used, kind="contexts", prompt="")
+    assert other.row_fields == {"contexts", "continuation", "label"}
+    assert (used.options_field, other.options_field) == ("choices", "contexts")
 
 
 def test_guessing_is_told_from_knowing():

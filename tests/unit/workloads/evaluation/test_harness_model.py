@@ -169,6 +169,24 @@ def test_a_continuation_longer_than_the_model_reads_is_scored_whole(tokenizer):
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_prompt_is_tokenised_once_for_all_its_choices(tokenizer, monkeypatch):
+    text = TextModel(
+        model=_model(CONFIGS["llama"]), tokenizer=tokenizer, seq_len=32, vocab_size=320
+    )
+    tokenised, handed = [], []
+    encode = text.encode
+    monkeypatch.setattr(text, "encode", lambda string: tokenised.append(string) or encode(string))
+    ours = HarnessModel(text)
+    monkeypatch.setattr(ours, "_loglikelihood_tokens", lambda asked, **_: handed.extend(asked))
+    prompts = ["Question: which river?\nAnswer:", "The king"]
+    pairs = [(prompt, choice) for prompt in prompts for choice in (" a", " b", " the Warta")]
+
+    ours.loglikelihood([Request(*pair) for pair in pairs])
+
+    assert sorted(tokenised) == sorted([*prompts, *map("".join, pairs)])
+    assert handed == [(pair, *text.pair(*pair)) for pair in pairs]
+
+
 def test_no_room_for_a_prompt_is_refused(tokenizer):
     ours = _ours(_model(CONFIGS["llama"]), tokenizer)
     with pytest.raises(ValueError, match="32 tokens to add leave no room for a prompt"):

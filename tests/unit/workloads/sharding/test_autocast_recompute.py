@@ -54,10 +54,11 @@ def passes(model, between=lambda: None):
     return [loss.detach(), x.grad, *(p.grad.clone() for p in model.parameters())]
 
 
-def test_gradients_have_the_bits_of_kept_copies(layers):
+@pytest.mark.parametrize("may_compile", [False, True])
+def test_gradients_have_the_bits_of_kept_copies(layers, may_compile):
     wanted = passes(layers)
     for layer in layers:
-        recompute_autocast_copies(layer)
+        recompute_autocast_copies(layer, may_compile=may_compile)
 
     found = passes(layers)
 

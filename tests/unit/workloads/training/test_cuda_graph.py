@@ -151,8 +151,8 @@ def test_ranks_replay_what_is_summed_with_the_losses_and_drop_their_graphs(monke
 
     monkeypatch.setattr(RankGroup, "all_reduce_sum", doubled)
     step = step_of("dense", mesh=Mesh(world=RankGroup(size=2)))
-    monkeypatch.setattr(step._gradients, "send_rest", lambda: None)
     monkeypatch.setattr(step._gradients, "_buckets", [])
+    monkeypatch.setattr(step._gradients, "_order", [])
     taken = cuda_graph.capture_if_possible(step, bf16=True)
     windows = torch.randint(64, (4, 17))
     asked = [
@@ -163,6 +163,57 @@ def test_ranks_replay_what_is_summed_with_the_losses_and_drop_their_graphs(monke
     assert asked == [2.0] * (cuda_graph.WARM_UP_STEPS + 1)
     assert taken._graphs
     taken.drop_graphs()
+    assert not taken._graphs
+
+
+def test_all_ranks_drop_their_graphs_where_one_has_no_room(monkeypatch):
+    device = Device(1000)
+    device.stand_in(monkeypatch)
+    monkeypatch.setattr(cuda_graph.dist, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(RankGroup, "all_gather_objects", lambda group, mine: [mine, True])
+    monkeypatch.setattr(RankGroup, "all_reduce_sum", lambda group, tensors: None)
+    step = step_of("dense", mesh=Mesh(world=RankGroup(size=2)))
+    monkeypatch.setattr(step._gradients, "_buckets", [])
+    monkeypatch.setattr(step._gradients, "_order", [])
+    taken = cuda_graph.capture_if_possible(step, bf16=True)
+
+    for recording in (False, True):
+        taken.model.recording_usage = recording
+        for _ in range(cuda_graph.WARM_UP_STEPS + 1):
+            taken(torch.randint(64, (4, 17)), lr=0.1)
+
+    assert [kind.records for kind in taken._graphs] == [True]
+
+
+@pytest.mark.parametrize("at_the_end", [None, RuntimeError("unjoined work")])
+def test_a_capture_that_fails_says_why_and_leaves_no_graph(monkeypatch, at_the_end):
+    """Ending it fails too, while other streams still capture; the first error is the reason."""
+    device, reset = Device(1000), []
+    device.stand_in(monkeypatch)
+
+    @contextmanager
+    def graph(graph, **_):
+        yield
+        if at_the_end:
+            raise at_the_end
+
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(
+        torch.cuda, "CUDAGraph", lambda: SimpleNamespace(reset=lambda: reset.append(True))
+    )
+    taken = cuda_graph.capture_if_possible(step_of("dense"), bf16=True)
+    windows = torch.randint(64, (4, 17))
+    for _ in range(cuda_graph.WARM_UP_STEPS):
+        taken(windows, lr=0.1)
+
+    def fails(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(taken._step, "update", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        taken(windows, lr=0.1)
+
+    assert reset == [True]
     assert not taken._graphs
 
 
