@@ -216,9 +216,8 @@ def test_hang_tells_where_every_rank_stood_and_leaves_all_stacks_in_the_log(fail
     assert reason.startswith("no progress for ")
     assert "(limit 12 s: resources.hang_after_s)" in reason
     # Where a checkpoint is due, ranks meet to agree on it before they meet in the next step.
-    assert re.search(
-        r"rank 0 stood after step 10 of 24 \((train|checkpoint)\): all_reduce \(", reason
-    )
+    meets = r"(all_reduce \(|wait \(gradient_allreduce\.py)"
+    assert re.search(rf"rank 0 stood after step 10 of 24 \((train|checkpoint)\): {meets}", reason)
     assert "rank 1 stood after step 10 of 24 (train): wait (threading.py:" in reason
     assert "(hang)" in reason
     assert "retry 1 of 4 after hang" in reason
