@@ -54,11 +54,13 @@ def main() -> None:
             for layout, dense in ways:
                 found = _trained(arguments, name, layout, dense, gpus)
                 alone = found if gpus == 1 else alone
-                # One GPU that passes all ranks' batch in pieces is no measure of speed.
-                timed = alone and not arguments.same_batch
-                over = f"{found['rate'] / alone['rate']:.3f}" if alone and timed else ""
+                over = off_by = ""
+                if alone and arguments.same_batch:
+                    # One GPU that passes all ranks' batch in pieces is no measure of speed.
+                    off_by = _furthest(found, alone)
+                elif alone:
+                    over = f"{found['rate'] / alone['rate']:.3f}"
                 cells = [name, layout, dense, str(gpus), f"{found['rate'] / 1e6:.4f}", over]
-                off_by = _furthest(found, alone) if arguments.same_batch and alone else ""
                 cells += [f"{found['peak'] / 1e9:.1f}", f"{found['losses'][-1]:.4f}", off_by]
                 print("| " + " | ".join(cells) + " |", flush=True)
 

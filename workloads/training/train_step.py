@@ -133,7 +133,7 @@ class TrainStep:
     ) -> dict[str, Float[Tensor, ""]]:
         """Take the step of `__call__`, between `Optimizer.begin` and `finish`.
 
-        Mostly it is a fixed sequence of kernels, which `cuda_graph.py` captures.
+        Where no kernel of it waits for the host, `cuda_graph.py` captures it.
         """
         numbers = self._gradients_of(windows, also)
         self.phases.begin(OPTIMIZER)
