@@ -18,6 +18,17 @@ if len(GPUS) > 1:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(GPUS[first:] + GPUS[:first])
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep compiled kernels until all tests have run: a process loads some of them from there later on.
+
+    A trial would keep them in its own folder, which goes with its test.
+    """
+    folder = tmp_path_factory.mktemp("compiled")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
 @contextmanager
 def _never_waiting() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")

@@ -10,9 +10,10 @@ import torch
 
 from orchestrator.sweep import registry
 from workloads.distributed import process_group
+from workloads.distributed.local_part import local_shard
 from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.layers.modules.init import initialise
-from workloads.sharding.materialise import materialise_model
+from workloads.sharding.materialise import Dense, materialise_model
 from workloads.training.config import TrainConfig
 from workloads.training.cuda_graph import WARM_UP_STEPS, CapturedStep, capture_if_possible
 from workloads.training.device import gpu_stream, numerics
@@ -23,10 +24,12 @@ VOCAB_SIZE = 64
 N_STEPS = 2 * WARM_UP_STEPS + 4
 
 
-def step_of(name: str, mesh: Mesh, here: torch.device, **changes: object) -> TrainStep:
+def step_of(
+    name: str, mesh: Mesh, here: torch.device, dense: Dense = "replicated", **changes: object
+) -> TrainStep:
     config = registry.architecture(name)
     build = partial(config.Config(**config.PRESETS["d16"]).build, VOCAB_SIZE)
-    model = materialise_model(build, mesh, layout="columns", here=here)
+    model = materialise_model(build, mesh, layout="columns", here=here, dense=dense)
     initialise(model, 0)
     train = {"tokens": 10**6, "batch_tokens": 256, "seq_len": 32, "lr": 0.01, **changes}
     rows = 8 // mesh.world.size
@@ -46,10 +49,13 @@ def trained(step: TrainStep | CapturedStep, mesh: Mesh, here: torch.device) -> l
         numbers.append(torch.stack([value for _, value in sorted(found.items())]))
     # Summed over the ranks, each of which asks in the last step.
     assert [float(each[0]) for each in numbers] == [0.0] * (N_STEPS - 1) + [float(mesh.world.size)]
-    return [*numbers, *(parameter.detach() for parameter in step.model.parameters())]
+    parameters = map(torch.detach, step.model.parameters())
+    return [*numbers, *(local_shard(parameter) for parameter in parameters)]
 
 
-def compare(rank: int, size: int, folder: Path, name: str, changes: dict[str, object]) -> None:
+def compare(
+    rank: int, size: int, folder: Path, name: str, memory: int, changes: dict[str, object]
+) -> None:
     here = torch.device("cuda", rank)
     torch.cuda.set_device(here)
     with (
@@ -57,7 +63,7 @@ def compare(rank: int, size: int, folder: Path, name: str, changes: dict[str, ob
         gpu_stream(here),
         process_group.join(rank=rank, size=size, device=here, rendezvous=folder / "meet") as world,
     ):
-        mesh = make_mesh(world, memory=size if name == "memory_plus" else 1)
+        mesh = make_mesh(world, memory=memory)
         plain = step_of(name, mesh, here, **changes)
         captured = capture_if_possible(step_of(name, mesh, here, **changes), bf16=False)
         assert isinstance(captured, CapturedStep)
@@ -68,21 +74,30 @@ def compare(rank: int, size: int, folder: Path, name: str, changes: dict[str, ob
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize(
-    ("name", "changes"),
+    ("name", "copies", "changes"),
     [
-        ("dense", {}),
-        ("memory_plus", {}),
-        ("memory_plus", {"table_optimizer": "rowwise", "table_precision": "bf16"}),
-        ("memory_plus", {"table_optimizer": "lazy_adamw", "table_clip": "previous"}),
+        ("dense", "of all", {}),
+        ("memory_plus", "of none", {}),
+        ("memory_plus", "of all", {}),
+        ("memory_plus", "of halves", {}),
+        ("memory_plus", "of none", {"table_optimizer": "rowwise", "table_precision": "bf16"}),
+        ("memory_plus", "of none", {"table_optimizer": "lazy_adamw", "table_clip": "previous"}),
+        ("dense", "of all", {"dense": "sharded"}),
+        ("memory_plus", "of none", {"dense": "sharded", "table_optimizer": "rowwise"}),
     ],
-    ids=["dense", "memory_plus", "rowwise", "lazy_adamw"],
-)
-def test_ranks_replay_what_they_would_have_launched(tmp_path, name, changes, size):
+    ids=[
+        "dense", "adamw", "adamw-replicated", "adamw-over-some", "rowwise", "lazy_adamw",
+        "dense-sharded", "rowwise-sharded",
+    ],
+)  # fmt: skip
+def test_ranks_replay_what_they_would_have_launched(tmp_path, name, copies, changes, size):
+    """Tables are held by each rank (`copies` of all), by pairs of ranks, or by all together."""
     if torch.cuda.device_count() < size:
         pytest.skip(f"needs {size} GPUs, there are {torch.cuda.device_count()}")
+    memory = {"of all": 1, "of halves": size // 2, "of none": size}[copies]
     context = multiprocessing.get_context("spawn")
     ranks = [
-        context.Process(target=compare, args=(rank, size, tmp_path, name, changes))
+        context.Process(target=compare, args=(rank, size, tmp_path, name, memory, changes))
         for rank in range(size)
     ]
     for rank in ranks:

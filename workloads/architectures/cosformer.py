@@ -19,16 +19,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.accounting.counts import Components, Precision
+from workloads.accounting.counts import Precision
 from workloads.field_error import PositiveInt, Share
-from workloads.layers.backbone.neox import (
-    NEOX_BACKBONES,
-    NEOX_D_FF,
-    SUITE,
-    NeoXBackbone,
-    neox_family,
-)
-from workloads.layers.backbone.size_family import nearest_member
+from workloads.layers.backbone.neox import NEOX_BACKBONES, SUITE, NeoXBackbone
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.context import Context
 from workloads.layers.mixers.attention import MultiHead
@@ -83,19 +76,6 @@ class Config(NeoXBackbone):
             self.mixer(CosAttention, max_seq_len=self.max_seq_len) for _ in range(self.n_layers)
         )
         return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
-
-    def components(self, vocab_size: int) -> Components:
-        """Return what the model consists of."""
-        return self.frame_components(vocab_size)
-
-    @classmethod
-    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
-        """Return the member of the family nearest to a size.
-
-        Raises:
-            ValueError: If none is within a quarter of it.
-        """
-        return nearest_member(cls, neox_family, [NEOX_D_FF], non_embedding_params, overrides)
 
 
 class CosAttention(MultiHead):

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from workloads.accounting.counts import Components, ParamCount, Precision
+from workloads.accounting.counts import ParamCount, Precision
 from workloads.field_error import PositiveInt
 from workloads.layers.backbone.neox import (
     NEOX_BACKBONES,
@@ -136,10 +136,6 @@ class Config(NeoXBackbone):
             for _ in range(self.n_layers)
         )
         return self.transformer(vocab_size, (self.block(mixer) for mixer in mixers))
-
-    def components(self, vocab_size: int) -> Components:
-        """Return what the model consists of."""
-        return self.frame_components(vocab_size)
 
     @classmethod
     def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":

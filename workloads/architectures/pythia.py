@@ -9,10 +9,8 @@ shapes. The base that MemoryFormer's and the efficient mixers' papers compare wi
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from workloads.accounting.counts import Components
 from workloads.accounting.paper_conventions import dense_block_paper_flops
-from workloads.layers.backbone.neox import NEOX_BACKBONES, NEOX_D_FF, NeoXBackbone, neox_family
-from workloads.layers.backbone.size_family import nearest_member
+from workloads.layers.backbone.neox import NEOX_BACKBONES, NeoXBackbone
 from workloads.layers.backbone.transformer import Transformer
 from workloads.layers.mixers.attention import CausalAttention
 
@@ -28,22 +26,9 @@ class Config(NeoXBackbone):
         blocks = (self.block(self.mixer(CausalAttention)) for _ in range(self.n_layers))
         return self.transformer(vocab_size, blocks)
 
-    def components(self, vocab_size: int) -> Components:
-        """Return what the model consists of."""
-        return self.frame_components(vocab_size)
-
     def paper_block_flops(self, seq_len: int) -> int:
         """Return FLOPs of a block and sequence as MemoryFormer's table 1 counts them."""
         return dense_block_paper_flops(self.d_model, d_ff=self.d_ff, seq_len=seq_len)[1]
-
-    @classmethod
-    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> "Config":
-        """Return the member of the family nearest to a size.
-
-        Raises:
-            ValueError: If none is within a quarter of it.
-        """
-        return nearest_member(cls, neox_family, [NEOX_D_FF], non_embedding_params, overrides)
 
 
 PRESETS: dict[str, dict[str, Any]] = NEOX_BACKBONES

@@ -21,9 +21,9 @@ from workloads.layers.memory.handle_registry import resolve
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.sparse_gradient_ops import (
     NOT_REPLAYED,
-    PASS_NUMBERS,
     anchor_gradient,
     copied,
+    next_pass_number,
 )
 from workloads.sharding.sharded_lookup import OPERATIONS
 
@@ -43,7 +43,7 @@ def read(
     anchor, handle = None, None
     if sparse_gradient is not None:
         anchor, handle = sparse_gradient.anchor, sparse_gradient.handle
-    output: Tensor = sharded_read(part, ids, second, anchor, operation, shard.handle, handle)[0]
+    output: Tensor = sharded_read(part, ids, second, anchor, operation, shard.number, handle)[0]
     return output
 
 
@@ -53,8 +53,8 @@ def _forward(
     second: Tensor,
     anchor: Tensor | None,
     operation: str,
-    shard: str,
-    sparse_gradient: str | None,
+    shard: int,
+    sparse_gradient: Tensor | None,
 ) -> list[Tensor]:
     route = resolve(shard).route(ids)
     found = OPERATIONS[operation].forward(part, second, route)
@@ -65,7 +65,7 @@ def _forward(
 
 
 def _fake(
-    part: Tensor, ids: Tensor, second: Tensor, _: object, operation: str, shard: str, __: object
+    part: Tensor, ids: Tensor, second: Tensor, _: object, operation: str, shard: int, __: object
 ) -> list[Tensor]:
     reader: TableShard = resolve(shard)
     trace = torch.library.get_ctx()
@@ -85,13 +85,13 @@ def _backward(
     kept: list[Tensor],
     anchor: Tensor | None,
     operation: str,
-    shard: str,
-    sparse_gradient: str | None,
+    shard: int,
+    sparse_gradient: Tensor | None,
     needs_part: bool,
     needs_second: bool,
     number: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of part, second tensor and anchor. `number` is one of `PASS_NUMBERS`."""
+    """Return the gradients of part, second tensor and anchor. `number` is `next_pass_number`."""
     host, held_ids, held_second, *tensors = kept
     bags, size, second_bags, width, *numbers = host.tolist()
     held_ids, held_second = held_ids.view(bags, size), held_second.view(second_bags, width)
@@ -122,8 +122,8 @@ def _fake_backward(
     kept: list[Tensor],
     anchor: Tensor | None,
     operation: str,
-    shard: str,
-    sparse_gradient: str | None,
+    shard: int,
+    sparse_gradient: Tensor | None,
     needs_part: bool,
     needs_second: bool,
     number: int,
@@ -138,20 +138,19 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    part, ids, _, anchor, *ctx.names = inputs
-    ctx.save_for_backward(part, ids, anchor, *output[1:])
+    part, ids, _, anchor, ctx.operation, ctx.shard, sparse_gradient = inputs
+    ctx.save_for_backward(part, ids, anchor, sparse_gradient, *output[1:])
 
 
 def _gradients(
     backward: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: list[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    part, ids, anchor, *kept = ctx.saved_tensors
+    part, ids, anchor, sparse_gradient, *kept = ctx.saved_tensors
     needs_part, _, needs_second, *_ = ctx.needs_input_grad
     added = anchor if needs_part else None
-    needs = needs_part, needs_second, next(PASS_NUMBERS)
-    part_grad, second_grad, anchor_grad = backward(
-        grads[0], part, ids, kept, added, *ctx.names, *needs
-    )
+    names = ctx.operation, ctx.shard, sparse_gradient
+    needs = needs_part, needs_second, next_pass_number()
+    part_grad, second_grad, anchor_grad = backward(grads[0], part, ids, kept, added, *names, *needs)
     return (
         part_grad if needs_part and anchor is None else None,
         None,

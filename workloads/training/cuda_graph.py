@@ -17,7 +17,6 @@ import torch.distributed as dist
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
-from workloads.distributed.local_part import is_sharded
 from workloads.kernels.expert_mlp import op as expert_mlp
 from workloads.kernels.grouped_mm import is_fused
 from workloads.layers.memory.table import MemoryTable
@@ -60,15 +59,12 @@ def ranks_wait_for_host(step: TrainStep) -> bool:
 
     A graph holds messages of NCCL whose lengths are known before. By rows of a table they depend on
     the ids. Ranks that hold the same table or part, and update it from the reads of all, and ranks
-    with unequal shares of the batch tell each other lengths. Dense parameters that are sharded have
-    not been tried.
+    with unequal shares of the batch tell each other lengths.
     """
     mesh, model = step.mesh, step.model
     if mesh.world.size == 1:
         return False
     if dist.get_backend() != "nccl" or not step.equal_shares:
-        return True
-    if any(is_sharded(parameter) for parameter in model.parameters()):
         return True
     shards = [module.shard for module in model.modules() if isinstance(module, MemoryTable)]
     if step.optimizer.tables is not None and (None in shards or mesh.data.size > 1):

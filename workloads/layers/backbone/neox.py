@@ -10,14 +10,14 @@ released configurations.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from torch import nn
 
-from workloads.accounting.counts import Accounted, Component
+from workloads.accounting.counts import Accounted, Components
 from workloads.field_error import PositiveFloat, PositiveInt, Share, check_fields
 from workloads.layers.backbone.llama import SMALL, TINY, not_a_divisor
-from workloads.layers.backbone.size_family import FreeDimension, backbone_fields
+from workloads.layers.backbone.size_family import FreeDimension, backbone_fields, nearest_member
 from workloads.layers.backbone.transformer import Rotary, Transformer
 from workloads.layers.block import Block
 from workloads.layers.mixers.attention import AttentionShape, MultiHead
@@ -78,8 +78,8 @@ class NeoXBackbone(Accounted):
         """Sizes of one feed-forward block."""
         return GELUShape(d_model=self.d_model, d_ff=self.d_ff)
 
-    def frame_components(self, vocab_size: int) -> list[tuple[int, Component]]:
-        """Return the parts of the whole model with `attention` as its mixer."""
+    def components(self, vocab_size: int) -> Components:
+        """Return what the model consists of, with `attention` as its mixer."""
         return [
             (1, VocabularyComponent(vocab_size, self.d_model, tied=self.tied_embeddings)),
             (self.n_layers + 1, LayerNormComponent(width=self.d_model)),
@@ -87,6 +87,15 @@ class NeoXBackbone(Accounted):
             (self.n_layers, self.attention),
             (self.n_layers, self.gelu),
         ]
+
+    @classmethod
+    def nearest_size(cls, non_embedding_params: int, **overrides: Any) -> Self:
+        """Return the member of the family nearest to a size.
+
+        Raises:
+            ValueError: If none is within a quarter of it.
+        """
+        return nearest_member(cls, neox_family, [NEOX_D_FF], non_embedding_params, overrides)
 
     @property
     def stds(self) -> dict[str, float]:

@@ -8,10 +8,11 @@ Their backward passes do two things that a graph does not know of:
 * What they add outlives the graph, which reuses its buffers. So copies are added.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -24,8 +25,8 @@ from workloads.layers.memory.handle_registry import resolve
 _cudagraph_unsafe = getattr(torch.Tag, "cudagraph_unsafe", None)
 NOT_REPLAYED = () if _cudagraph_unsafe is None else (_cudagraph_unsafe,)
 """Tags of operations with effects outside the graph, which replaying a CUDA graph would skip."""
-PASS_NUMBERS = count()
-"""Numbers of backward passes, in the order of tracing."""
+_numbers: WeakKeyDictionary[object, Iterator[int]] = WeakKeyDictionary()
+"""Numbers of backward passes of each graph that is traced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
     """Return the custom operation `memscale::deferred_NAME` (signature: `forward` below).
 
     `rows` and `positions` are what `SparseGradient.fetch` returned for `ids` of a table of `n_rows`
-    rows; `gradient` is the handle of the `SparseGradient`.
+    rows; `gradient` is the handle of the `SparseGradient`, a tensor, so that all share one graph.
     """
 
     def forward(
@@ -72,7 +73,7 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
         ids: Tensor,
         second: Tensor,
         anchor: Tensor | None,
-        gradient: str,
+        gradient: Tensor,
         n_rows: int,
     ) -> Tensor:
         return lookup.read(rows, positions, second)
@@ -88,7 +89,7 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
         ids: Tensor,
         second: Tensor,
         anchor: Tensor | None,
-        gradient: str,
+        gradient: Tensor,
         n_rows: int,
         needs_second: bool,
         number: int,
@@ -123,7 +124,7 @@ def _fake_backward(
     ids: Tensor,
     second: Tensor,
     anchor: Tensor | None,
-    gradient: str,
+    gradient: Tensor,
     n_rows: int,
     needs_second: bool,
     number: int,
@@ -134,8 +135,8 @@ def _fake_backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    # Autograd watches over saved tensors alone; a handle and a number are kept beside them.
-    *tensors, ctx.gradient, ctx.n_rows = inputs
+    # Autograd watches over saved tensors alone; a number is kept beside them.
+    *tensors, ctx.n_rows = inputs
     ctx.save_for_backward(*tensors)
 
 
@@ -143,18 +144,28 @@ def _gradients(
     backward: Callable[..., tuple[Tensor, Tensor]], ctx: Any, grad: Tensor
 ) -> tuple[Tensor | None, ...]:
     # The table's gradient is never made. Whether it is wanted decides who gets the lookups.
-    *tensors, anchor = ctx.saved_tensors
+    *tensors, anchor, gradient = ctx.saved_tensors
     needs_table, _, _, needs_second, *_ = ctx.needs_input_grad
     added = anchor if needs_table else None
     # A number of its own, or a compiler takes two equal passes for one.
-    numbers = ctx.gradient, ctx.n_rows, needs_second, next(PASS_NUMBERS)
-    second_grad, anchor_grad = backward(grad, *tensors, added, *numbers)
+    numbers = ctx.n_rows, needs_second, next_pass_number()
+    second_grad, anchor_grad = backward(grad, *tensors, added, gradient, *numbers)
     return (
         *(None, None, None),
         second_grad if needs_second else None,
         anchor_grad if added is not None else None,
         *(None, None),
     )
+
+
+def next_pass_number() -> int:
+    """Return the number of a backward pass in its graph, in the order of tracing.
+
+    The numbers of each graph begin anew, so that it is the same graph whatever was traced before in
+    this process, and caches hit. Outside of tracing it is 0.
+    """
+    trace = torch._guards.TracingContext.try_get()
+    return 0 if trace is None else next(_numbers.setdefault(trace, count()))
 
 
 def copied(tensor: Tensor) -> Tensor:

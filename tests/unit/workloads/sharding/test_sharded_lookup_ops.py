@@ -46,12 +46,12 @@ def backward(
     name, anchor = None, None
     if deferred is not None:
         name, anchor = deferred.handle, deferred.anchor.detach()
-    output, *kept = sharded_read(table, ids, second, anchor, operation, shard.handle, name)
+    output, *kept = sharded_read(table, ids, second, anchor, operation, shard.number, name)
     grad = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
     return (
         grad,
         kept,
-        (grad, table, ids, kept, anchor, operation, shard.handle, name, True, True, 0),
+        (grad, table, ids, kept, anchor, operation, shard.number, name, True, True, 0),
     )
 
 
@@ -70,7 +70,7 @@ def test_torch_finds_the_operations_as_they_are_declared(kind, operation, deferr
     anchor, name = (None, None) if deferred is None else (deferred.anchor, deferred.handle)
     checked = table.requires_grad_(), ids, second.requires_grad_(), anchor
 
-    torch.library.opcheck(sharded_read, (*checked, operation, shard.handle, name))
+    torch.library.opcheck(sharded_read, (*checked, operation, shard.number, name))
     _, _, arguments = backward(shard, operation, deferred)
     torch.library.opcheck(sharded_read_backward, arguments)
 

@@ -138,6 +138,26 @@ def test_nothing_is_left_without_gradients_or_of_a_frozen_table():
     assert model.table.sparse_gradient.take() is None
 
 
+def test_models_share_a_graph_and_keep_their_reads_apart():
+    """Or each trial of a process would compile anew, and no later process find that in a cache."""
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def run(model: Reader, x: Tensor) -> Tensor:
+        return model(x)
+
+    for _ in range(2):
+        model = Reader()
+        model.table.defer_gradient()
+        check_against_a_dense_gradient(model, partial(run, model))
+
+    assert len(graphs) == 1
+
+
 def test_a_table_changed_before_its_backward_pass_is_noticed():
     model = Reader()
     model.table.defer_gradient()
@@ -207,5 +227,5 @@ def test_a_copy_has_a_handle_of_its_own():
 
     handle = gradient.handle
     del gradient
-    with pytest.raises(LookupError, match=f"a compiled graph reads {handle}"):
+    with pytest.raises(LookupError, match=f"a compiled graph reads object {int(handle)}"):
         resolve(handle)
