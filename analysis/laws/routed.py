@@ -128,12 +128,6 @@ class Routed(Law):
         theta[:, :4] = np.stack([np.linalg.lstsq(j, problem.log_y, rcond=None)[0] for j in J])
         return theta
 
-    def saturated_experts(self, experts: Array, parameters: Mapping[str, float]) -> Array:
-        """Return Eh of expert counts (n,)."""
-        start, ratio = parameters["E_start"], parameters["E_max"] / parameters["E_start"]
-        logs = (np.asarray([[math.log(value)]]) for value in (start, ratio))
-        return np.asarray(np.exp(log_saturated(np.asarray(experts, dtype=float), *logs)[0][0]))
-
 
 def log_saturated(experts: Array, log_start: Array, log_ratio: Array) -> tuple[Array, Array, Array]:
     """Return ln Eh and its derivatives by ln E_start and ln(E_max / E_start), each (B, n).

@@ -209,14 +209,11 @@ def metric_value(value: Any) -> float:
     return math.copysign(math.inf, number) if abs(number) >= 1.7976931348623157e308 else number
 
 
-def check_rows(
-    rows: Iterable[Mapping[str, Any]], *, columns: Sequence[str] = ()
-) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
+def check_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[pd.DataFrame, list[dict[str, Any]]]:
     """Return the rows that count, completed and sorted, and an exclusion for each that does not.
 
     Args:
         rows: Finished trials (`plain_row`, or the rows of a user's table).
-        columns: Columns that every row must have, besides those that peers have.
     """
     complete = [_with_derived(row) for row in rows]
     excluded: list[dict[str, Any]] = []
@@ -224,7 +221,7 @@ def check_rows(
     wanted = _measured_by_peers(complete)
     seen: dict[tuple[str, Any], str] = {}
     for row in complete:
-        reason = _fault(row, [*columns, *wanted[_peers(row)]])
+        reason = _fault(row, wanted[_peers(row)])
         key = (str(row["trial_id"]), row["seed"])
         if reason is None and key in seen:
             reason = f"duplicate: the same trial is already in the table, from sweep {seen[key]}"

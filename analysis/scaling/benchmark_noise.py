@@ -36,15 +36,12 @@ class BenchmarkNoise:
     lowest: float
     """Mean score of the configuration with the lowest one."""
     highest: float
-    seed_sd: float | None
-    """Between seeds of one configuration, pooled; None without a second seed."""
-    checkpoint_sd: float | None
-    """Between the last checkpoints of one trial, pooled; None with fewer than two."""
-    row_error: float | None
-    """Standard error over the rows of the task; of another sample of rows, not of another seed."""
     noise: float | None
-    """Standard deviation of a trial's score: the first of these three that is known."""
+    """Standard deviation of a trial's score, of what `noise_from` names."""
     noise_from: Literal["seeds", "checkpoints", "rows"] | None
+    """The first that is known: between seeds of one configuration, pooled; between the last
+    checkpoints of one trial, pooled; over the rows of the task, which is of another sample of rows,
+    not of another seed."""
     freedom: float
     """Degrees of freedom of the noise; infinite for rows."""
     chance: float | None
@@ -129,9 +126,6 @@ def _noise_of(
         n_seeds=len(groups) / sum(1 / len(group) for group in groups),
         lowest=min(means),
         highest=max(means),
-        seed_sd=seed_sd,
-        checkpoint_sd=checkpoint_sd,
-        row_error=row_error,
         noise_from=named[0],
         noise=named[1],
         freedom=named[2],

@@ -11,7 +11,6 @@ from analysis.scaling.architecture_laws import ArchitectureLaws
 from analysis.scaling.candidate_trials import propose_from
 from analysis.scaling.compute_multiplier import Multipliers, multipliers
 from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
-from analysis.scaling.equal_compute import EqualFlops
 from analysis.scaling.experimental_design import ExperimentalDesign
 from analysis.scaling.frontier import Frontier, frontier
 from analysis.scaling.sweep_laws import fit_sweep_laws
@@ -48,8 +47,6 @@ class ArchitectureComparison:
     Where they do not allow a part, `unavailable` says what is missing and how to get it.
     """
 
-    equal_flops: Sequence[EqualFlops]
-    """Configurations against the baseline at equal training FLOPs."""
     laws: ArchitectureLaws | None = None
     multipliers: Sequence[Multipliers] = ()
     """By cost measure, then by candidate."""
@@ -93,13 +90,12 @@ def compare_architectures(
         later = ("Needs the same laws.",)
         why = (f"Not for these runs: {error}.",)
         unavailable = {"multipliers": why, "frontier": later, "next_runs": later}
-        return ArchitectureComparison(equal_flops=fits.pairs, unavailable=unavailable)
+        return ArchitectureComparison(unavailable=unavailable)
     curves, no_multipliers = _all_multipliers(laws, fits.baseline, runs, progress)
     frontiers, no_frontier = _frontiers(laws, progress)
     design, no_design = _design(laws, runs, trials, progress)
     left_out = tuple(f"Without {name}: {why}." for name, why in laws.left_out.items())
     return ArchitectureComparison(
-        equal_flops=fits.pairs,
         laws=laws,
         multipliers=curves,
         frontiers=frontiers,

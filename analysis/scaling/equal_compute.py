@@ -86,8 +86,6 @@ class EffectiveSize:
     """None when no size of the dense curve reaches the value, or there is no curve."""
     low: float | None = None
     high: float | None = None
-    over_own_params: float | None = None
-    """equivalent_params / total_params of this configuration."""
     over_baseline_params: float | None = None
     """equivalent_params / total_params of the dense configuration at equal FLOPs."""
     extrapolated: bool = False
@@ -294,7 +292,6 @@ def effective_size(
         equivalent_params=size,
         low=low,
         high=high,
-        over_own_params=size / one.total_params,
         over_baseline_params=size / partner.total_params,
         extrapolated=outside,
         sentence=sentence,

@@ -82,13 +82,6 @@ class EqualCost:
         """Number of comparisons that p-values are corrected for."""
         return sum(d.p_holm is not None for d in self.differences)
 
-    def of(self, candidate: str, measure: str) -> CostDifference | None:
-        """Return the difference of a candidate in a measure, None where there is none."""
-        return next(
-            (d for d in self.differences if (d.candidate, d.measure.name) == (candidate, measure)),
-            None,
-        )
-
 
 LEAST_RECALL = 0.01
 """Range of factual recall among all runs below which it compares nothing: all know none, or all."""

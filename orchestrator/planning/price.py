@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from orchestrator.planning.pricing import PlannedTrial
+from orchestrator.records import units
 from orchestrator.records.errors import StoreError
 from orchestrator.records.snapshot import AttemptRecord, JsonObject
 from orchestrator.records.sweep_dir import SweepDir
@@ -25,10 +26,9 @@ class Price:
     def text(self, hours: float) -> str:
         """Return `$12.50 (5.0 GPU-hours)`."""
         what = "GPU" if self.unit == "gpu" else "core"
-        shown = f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
         cost = self.amount * hours
         amount = f"{cost:,.2f}" if cost >= 0.1 or not cost else f"{cost:.2g}"
-        return f"{self.currency}{amount} ({shown} {what}-hours)"
+        return f"{self.currency}{amount} ({units.hours(hours)} {what}-hours)"
 
 
 def parse(text: str) -> Price:

@@ -98,7 +98,6 @@ class SweepSnapshot:
 
     path: Path
     controller: JsonObject | None = None
-    cancel_requested: bool = False
     submissions: tuple[JsonObject, ...] = ()
     """Oldest first."""
     excluded_nodes: Mapping[Path, JsonObject] = field(default_factory=dict)
@@ -120,7 +119,7 @@ class SweepSnapshot:
             path = self.path / "trials" / spec.trial_id
             trial = trials.get(spec.trial_id) or TrialRecord(path=path, spec_source=None)
             trials[spec.trial_id] = replace(trial, spec_source=spec, cancel_requested=False)
-        return replace(self, trials=trials, cancel_requested=False)
+        return replace(self, trials=trials)
 
 
 def parse_spec(path: Path, record: JsonObject | None) -> TrialSpec:

@@ -218,7 +218,6 @@ class SweepDir:
         return SweepSnapshot(
             path=self.path,
             controller=self.controller(),
-            cancel_requested=self.cancel_requested(),
             submissions=tuple(self.submissions()),
             excluded_nodes=self.excluded_nodes(),
             trials=trials,

@@ -13,6 +13,11 @@ def count(value: float) -> str:
     raise AssertionError("unreachable: values below 10,000 have returned")
 
 
+def hours(number: float) -> str:
+    """Return a number of hours: 0.0123, 1.5, 1,234.5."""
+    return f"{number:,.1f}" if number >= 10 else f"{number:.3g}"
+
+
 def plural(number: float, noun: str) -> str:
     """Return `1 trial`, `2 trials`, `0 trials`, `0.5 GPU`, `1,000,000 cores`."""
     return f"{number:,.12g} {noun}{'' if 0 < number <= 1 else 's'}"

@@ -56,7 +56,6 @@ class BackfillReservation:
 @dataclass(frozen=True, kw_only=True)
 class _Held:
     allocation: Allocation
-    predicted_end: float
     sweep: str
 
 
@@ -98,9 +97,7 @@ class ClusterState:
         self, trial_id: str, allocation: Allocation, *, predicted_end: float, sweep: str = ""
     ) -> None:
         """Note that a trial holds an allocation until its predicted end."""
-        self._held[trial_id] = _Held(
-            allocation=allocation, predicted_end=predicted_end, sweep=sweep
-        )
+        self._held[trial_id] = _Held(allocation=allocation, sweep=sweep)
         for part in allocation:
             self.free.take(part)
             held = _HeldOnNode(part=part, predicted_end=predicted_end)

@@ -110,9 +110,9 @@ def summary_rows(found: FaultSummary, faults: Faults, *, what: str) -> list[tupl
         ),
         (
             "goodput",
-            f"{found.goodput:.1%} of {_hours(found.held_hours)} {what}-hours held; "
-            f"{_hours(found.repeated_hours)} were trained again, {_hours(found.overhead_hours)} "
-            "went into restarts and checkpoints",
+            f"{found.goodput:.1%} of {units.hours(found.held_hours)} {what}-hours held; "
+            f"{units.hours(found.repeated_hours)} were trained again, "
+            f"{units.hours(found.overhead_hours)} went into restarts and checkpoints",
         ),
         ("checkpoints", checkpoints),
     ]
@@ -125,7 +125,3 @@ def _rates(faults: Faults) -> str:
     if math.isfinite(faults.preemption_every_s):
         parts.append(f"is preempted every {units.duration(faults.preemption_every_s)}")
     return ", ".join(parts) or "no faults"
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"

@@ -121,7 +121,7 @@ def _summary(
     table.add_row(
         "utilisation",
         f"{simulation.utilisation:.1%} of {what}-hours until then; "
-        f"{_hours_number(hours)} {what}-hours {'held' if faults else 'of training'}",
+        f"{units.hours(hours)} {what}-hours {'held' if faults else 'of training'}",
     )
     table.add_row(
         "waiting",
@@ -160,11 +160,7 @@ def _hours(simulation: Simulation, label: Mapping[str, str]) -> Table:
 
 
 def _totals_row(total: LabelTotals) -> tuple[str, str, str]:
-    return f"{total.trials:,}", _hours_number(total.gpu_hours), _hours_number(total.core_hours)
-
-
-def _hours_number(hours: float) -> str:
-    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.3g}"
+    return f"{total.trials:,}", units.hours(total.gpu_hours), units.hours(total.core_hours)
 
 
 def picture(simulation: Simulation, label: Mapping[str, str]) -> RenderableType:

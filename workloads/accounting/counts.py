@@ -196,15 +196,3 @@ def distinct_rows(n_rows: int, *, draws: int, without_repetition: int = 1) -> fl
 def training_flops(forward_flops_per_token: float, tokens: int) -> float:
     """Return forward plus backward FLOPs of a whole run: 3 x forward per token."""
     return 3.0 * forward_flops_per_token * tokens
-
-
-def paper_total(count: ParamCount) -> int:
-    """Return the total without the gains of norms, as Berges et al. 2024 print it.
-
-    arXiv 2412.09764.
-
-    Reproduces their totals at 134M and 1.3B to the printed digit but for one, Memory+ with 1024**2
-    slots at 1.3B: 3.368 billion by this rule, 3.377 in print, which is the total of their one-layer
-    Memory.
-    """
-    return count.total - count.norm

@@ -21,7 +21,6 @@ no dropout, and no learned attention span.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -34,12 +33,11 @@ from workloads.kernels.all_attention.op import all_attention
 from workloads.layers.backbone.llama import BACKBONES, LlamaFrame
 from workloads.layers.backbone.size_family import FreeDimension, backbone_fields, nearest_member
 from workloads.layers.backbone.transformer import Transformer
-from workloads.layers.block import Block
 from workloads.layers.context import Context
 from workloads.layers.mixers.attention import AttentionShape, MultiHead, rotate
 from workloads.layers.modules.init import truncated_normal
 from workloads.layers.modules.linear import VocabularyComponent
-from workloads.layers.modules.norms import RMSNorm, RMSNormComponent
+from workloads.layers.modules.norms import RMSNormComponent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,26 +90,15 @@ class Config(LlamaFrame):
     @property
     def attention(self) -> AllAttentionShape:
         """Sizes of one attention block, without its persistent vectors."""
-        return AllAttentionShape(
-            d_model=self.d_model,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_heads if self.n_kv_heads is None else self.n_kv_heads,
-            qk_norm=self.qk_norm,
-        )
+        return AllAttentionShape(**vars(super().attention))
 
     def build(self, vocab_size: int) -> Transformer:
         """Return the model on the default device, its values open until `initialise`."""
-        blocks = (
-            Block(
-                norm=partial(RMSNorm, self.d_model, eps=self.norm_eps),
-                mixer=AllAttention(
-                    self.attention, n_persistent=self.n_persistent, norm_eps=self.norm_eps
-                ),
-                feed_forward=None,
-            )
+        mixers = (
+            AllAttention(self.attention, n_persistent=self.n_persistent, norm_eps=self.norm_eps)
             for _ in range(self.n_layers)
         )
-        return self.transformer(vocab_size, blocks)
+        return self.transformer(vocab_size, (self.block_with(None, mixer=m) for m in mixers))
 
     def components(self, vocab_size: int) -> Components:
         """Return what the model consists of."""

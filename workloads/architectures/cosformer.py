@@ -61,11 +61,7 @@ class Config(NeoXBackbone):
     def attention(self) -> CosShape:
         """Sizes of one mixer."""
         return CosShape(
-            d_model=self.d_model,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_heads,
-            bias=True,
-            rotary_columns=self.rotary_columns,
+            **vars(super().attention),
             n_features=2 * (self.d_model // self.n_heads),
             chunk=self.chunk_tokens,
         )

@@ -25,9 +25,8 @@ that no token has, instead of a token. Rows begin with the standard deviation of
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -54,7 +53,6 @@ from workloads.layers.context import Context
 from workloads.layers.memory.ngram_hash import NgramHash, multipliers, table_rows
 from workloads.layers.memory.ngram_table import NgramTableComponent
 from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
-from workloads.layers.mixers.attention import CausalAttention
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
 from workloads.layers.modules.usage_stats import MemoryUsage
@@ -363,16 +361,9 @@ class EngramUsage(MemoryUsage):
 class EngramBlock(Block):
     """Block with a memory before attention: `x + engram(x)`, then mixer and feed-forward."""
 
-    def __init__(
-        self,
-        *,
-        norm: Callable[[], nn.Module],
-        mixer: nn.Module,
-        feed_forward: nn.Module,
-        engram: nn.Module,
-    ) -> None:
+    def __init__(self, *, engram: nn.Module, **slots: Any) -> None:
         """Fill the slots; `engram` reads the residual stream as it is and has norms of its own."""
-        super().__init__(norm=norm, mixer=mixer, feed_forward=feed_forward)
+        super().__init__(**slots)
         self.engram = engram
 
     def forward(
@@ -398,12 +389,8 @@ class EngramTransformer(Transformer):
             if index not in config.placement:
                 return config.block()
             place = 0 if config.shared_table else config.placement.index(index)
-            return EngramBlock(
-                norm=partial(RMSNorm, config.d_model, eps=config.norm_eps),
-                mixer=CausalAttention(config.attention, norm_eps=config.norm_eps),
-                feed_forward=config.feed_forward(),
-                engram=Engram(shape, hashes[place], tables[place], norm_eps=config.norm_eps),
-            )
+            engram = Engram(shape, hashes[place], tables[place], norm_eps=config.norm_eps)
+            return config.block(kind=EngramBlock, engram=engram)
 
         super().__init__(**config.frame(vocab_size, map(layer, range(config.n_layers))))
         self.memory_tables = nn.ModuleList(tables)

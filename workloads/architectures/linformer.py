@@ -119,11 +119,7 @@ class Config(NeoXBackbone):
     def attention(self) -> LinformerShape:
         """Sizes of one mixer."""
         return LinformerShape(
-            d_model=self.d_model,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_heads,
-            bias=True,
-            rotary_columns=self.rotary_columns,
+            **vars(super().attention),
             projected_len=self.projected_len,
             max_seq_len=self.max_seq_len,
             chunk=self.chunk_tokens,

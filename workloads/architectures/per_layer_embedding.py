@@ -15,7 +15,6 @@ Departures:
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -35,9 +34,6 @@ from workloads.layers.memory.per_layer_embedding import (
     PerLayerShape,
 )
 from workloads.layers.memory.table import MemoryTable
-from workloads.layers.mixers.attention import CausalAttention
-from workloads.layers.modules.feed_forward import SwiGLU
-from workloads.layers.modules.norms import RMSNorm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +103,8 @@ class PerLayerTransformer(Transformer):
 
 def _layers(config: Config, inputs: PerLayerInputs) -> Iterable[nn.Module]:
     for layer in range(config.n_layers):
-        yield PerLayerBlock(
-            norm=partial(RMSNorm, config.d_model, eps=config.norm_eps),
-            mixer=CausalAttention(config.attention, norm_eps=config.norm_eps),
-            feed_forward=SwiGLU(config.d_model, config.d_ff),
-            per_layer=PerLayerGate(config.per_layer, inputs, layer=layer, norm_eps=config.norm_eps),
-        )
+        gate = PerLayerGate(config.per_layer, inputs, layer=layer, norm_eps=config.norm_eps)
+        yield config.block(kind=PerLayerBlock, per_layer=gate)
 
 
 def _width(d_model: int) -> int:

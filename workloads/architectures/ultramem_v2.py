@@ -19,9 +19,7 @@ candidates. Initial values: see `MemoryShape.value_std`.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from jaxtyping import Float
@@ -43,10 +41,7 @@ from workloads.layers.context import Context
 from workloads.layers.memory.product_keys import check_lookup
 from workloads.layers.memory.table import MemoryTable, ModuleRef, TableComponent
 from workloads.layers.memory.tucker_keys import TuckerLookup, TuckerShape
-from workloads.layers.mixers.attention import CausalAttention
-from workloads.layers.modules.feed_forward import SwiGLU
 from workloads.layers.modules.linear import Linear
-from workloads.layers.modules.norms import RMSNorm
 from workloads.layers.modules.usage_stats import MemoryUsage
 
 
@@ -277,16 +272,9 @@ class UltraMemLayer(TuckerLookup):
 class UltraMemBlock(Block):
     """`x + mixer(norm x)`, then `x + ffn(norm x) + memory(norm x)` with one norm for both."""
 
-    def __init__(
-        self,
-        *,
-        norm: Callable[[], nn.Module],
-        mixer: nn.Module,
-        feed_forward: nn.Module,
-        memory: nn.Module,
-    ) -> None:
+    def __init__(self, *, memory: nn.Module, **slots: Any) -> None:
         """Fill the slots."""
-        super().__init__(norm=norm, mixer=mixer, feed_forward=feed_forward)
+        super().__init__(**slots)
         self.memory = memory
 
     def forward(
@@ -308,12 +296,7 @@ class UltraMemV2(Transformer):
         shape = config.memory
         tables = [ValueTables(shape) for _ in range(config.table_of_layer[-1] + 1)]
         layers = (
-            UltraMemBlock(
-                norm=partial(RMSNorm, config.d_model, eps=config.norm_eps),
-                mixer=CausalAttention(config.attention, norm_eps=config.norm_eps),
-                feed_forward=SwiGLU(config.d_model, config.d_ff),
-                memory=UltraMemLayer(shape, tables[table]),
-            )
+            config.block(kind=UltraMemBlock, memory=UltraMemLayer(shape, tables[table]))
             for table in config.table_of_layer
         )
         super().__init__(**config.frame(vocab_size, layers))

@@ -13,7 +13,6 @@ write aside together; rank 0 renames when it has heard of every file, so a check
 name has all its files.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ import torch
 
 from workloads.checkpoint.safe_load import only_plain_values
 from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
+from workloads.data.cache import file_sha256
 from workloads.distributed.process_group import RankGroup
 
 LOG = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def verify(path: Path) -> None:
                 raise DamagedError(
                     f"{path}: {name} has {size} bytes, its manifest says {expected['bytes']}"
                 )
-            if _sha256(path / name) != expected["sha256"]:
+            if file_sha256(path / name) != expected["sha256"]:
                 raise DamagedError(
                     f"{path}: {name} is not what its manifest says (SHA-256 differs)"
                 )
@@ -240,7 +240,7 @@ def _write_file(path: Path, state: dict[str, Any]) -> dict[str, int | str]:
 
 def _manifest_entry(path: Path) -> dict[str, int | str]:
     """Return what the manifest says of a file."""
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _steps(folder: Path) -> list[Path]:
@@ -259,11 +259,6 @@ def _discard(path: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedWriter
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -95,12 +94,7 @@ class ShardWriter:
         self._shard, self._file = shard, _open_cut(self._path(shard), 0)
         return self._file
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Close, and list the files if nothing went wrong."""
         for file in (self._file, self._index):
             if file is not None:

@@ -1,6 +1,5 @@
 """Windows of input and shifted target, cut from a token stream by epoch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,31 +24,28 @@ def gather_windows(
     return np.asarray(tokens, dtype=np.int64)
 
 
-@dataclass
-class EpochCache:
-    """Cache of the last two epochs' token streams; a batch may straddle an epoch's end."""
+@dataclass(kw_only=True)
+class EpochCorpus:
+    """A corpus that makes the tokens of every epoch anew, and keeps those of the last two.
 
-    _streams: dict[tuple[int, int], NDArray[np.integer]] = field(default_factory=dict)
+    A batch may straddle an epoch's end.
+    """
 
-    def windows(
-        self,
-        indices: NDArray[np.integer],
-        *,
-        seq_len: int,
-        seed: int,
-        n_tokens: int,
-        generate: Callable[[int, int], NDArray[np.integer]],
-    ) -> NDArray[np.int64]:
-        """Return windows (len(indices), seq_len + 1) counted from the start of training.
+    tokens_per_epoch: int
+    """Length of every epoch."""
+    _streams: dict[tuple[int, int], NDArray[np.integer]] = field(default_factory=dict, repr=False)
 
-        Args:
-            indices: Sequence numbers over all epochs.
-            seq_len: Tokens per sequence.
-            seed: Handed on to `generate`.
-            n_tokens: Length of every epoch's stream.
-            generate: (epoch, seed) -> all tokens of that epoch, a pure function.
+    def epoch(self, epoch: int, seed: int) -> NDArray[np.integer]:
+        """Return all tokens of an epoch, documents shuffled. Does not depend on earlier epochs."""
+        raise NotImplementedError
+
+    def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
+        """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).
+
+        An epoch is cut into ceil(tokens_per_epoch / seq_len) windows; the last one is filled up
+        from the epoch's beginning, so no fact is ever left out.
         """
-        per_epoch = windows_per_epoch(n_tokens, seq_len)
+        per_epoch = windows_per_epoch(self.tokens_per_epoch, seq_len)
         epochs, positions = np.divmod(np.asarray(indices, dtype=np.int64), per_epoch)
         windows = np.empty((len(epochs), seq_len + 1), dtype=np.int64)
         for epoch in np.unique(epochs):
@@ -57,6 +53,6 @@ class EpochCache:
             if key not in self._streams:
                 while len(self._streams) >= 2:
                     del self._streams[next(iter(self._streams))]
-                self._streams[key] = generate(*key)
+                self._streams[key] = self.epoch(*key)
             windows[here] = gather_windows(self._streams[key], positions[here], seq_len=seq_len)
         return windows

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.accounting.device_peaks import PEAKS
+from workloads.accounting.device_peaks import BF16_FLOPS_PER_S
 from workloads.training.config import TrainConfig
 from workloads.training.rank_job import RankJob
 from workloads.training.step_traffic import step_traffic
@@ -88,12 +88,12 @@ def device_use(
         dense_sharded=job.dense_parameters == "sharded",
     )
     rows = -(-train.sequences_per_step // (job.world_size * passes))
-    known = all(name in PEAKS for name in gpus)
+    known = all(name in BF16_FLOPS_PER_S for name in gpus)
     return DeviceUse(
         flops_per_token=3.0 * architecture.flops_per_token(vocab_size, train.seq_len).total,
         bytes_per_token=traffic.total / train.batch_tokens,
         micro_batch_tokens=train.seq_len * rows,
         activation_checkpointing=activation_checkpointing,
-        gpu_peaks=tuple(PEAKS[name].bf16_flops_per_s for name in gpus) if known else (),
+        gpu_peaks=tuple(map(BF16_FLOPS_PER_S.__getitem__, gpus)) if known else (),
         gpus=job.gpus,
     )

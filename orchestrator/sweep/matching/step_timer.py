@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import IO, Any
 
 from orchestrator.records.code_snapshot import with_code
@@ -52,12 +51,7 @@ class StepTimer:
     def __enter__(self) -> "StepTimer":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def time(self, request: Mapping[str, Any]) -> dict[str, Any]:

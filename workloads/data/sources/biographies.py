@@ -12,7 +12,7 @@ Stored bits count the values only, not the names: prior_bits of a fact is log2 o
 """
 
 from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,7 +35,7 @@ from workloads.data.biographies.vocabulary import (
 from workloads.data.corpus import FactCounts, ProbeSet
 from workloads.data.draws import non_negative, random_stream, spread
 from workloads.data.permutation import shuffled
-from workloads.data.token_stream import EpochCache, gather_windows, windows_per_epoch
+from workloads.data.token_stream import EpochCorpus, gather_windows, windows_per_epoch
 from workloads.field_error import FieldError, Share, check_fields
 
 _N_ATTRIBUTES = len(wordings.ATTRIBUTES)
@@ -181,37 +181,21 @@ class Config:
 
 
 @dataclass(kw_only=True)
-class Corpus:
+class Corpus(EpochCorpus):
     """Biographies as token windows, and probes of every attribute."""
 
     config: Config
     slots: NDArray[np.int32]
     """(n_people, 11) tokens: three name parts, pronoun, then the values."""
     vocab_size: int
-    tokens_per_epoch: int
     probes: tuple[ProbeSet, ...]
     bytes_per_token: float | None = None
     """Tokens are whole words of an invented vocabulary, so there are no bytes to count."""
-    _epochs: EpochCache = field(default_factory=EpochCache, repr=False)
 
     def text(self, tokens: NDArray[np.integer]) -> str:
         """Return the words of some tokens, for people to read."""
         vocabulary = self.config.layout.vocabulary
         return " ".join(vocabulary[token] for token in tokens)
-
-    def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
-        """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).
-
-        An epoch is all its documents in a new order, cut into ceil(tokens_per_epoch / seq_len)
-        windows; the last one is filled up from the epoch's beginning, so no fact is ever left out.
-        """
-        return self._epochs.windows(
-            indices,
-            seq_len=seq_len,
-            seed=seed,
-            n_tokens=self.tokens_per_epoch,
-            generate=self.epoch,
-        )
 
     def epoch(self, epoch: int, seed: int) -> NDArray[np.int32]:
         """Return all tokens of an epoch, documents shuffled. Does not depend on earlier epochs."""

@@ -8,7 +8,7 @@ probes and in the validation text only. How texts become tokens:
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -40,7 +40,7 @@ from workloads.data.facts.templates import RelationWordings, generic_wordings, r
 from workloads.data.facts.token_pieces import TRAIN, FactPieces, build_pieces, prior_bits_of
 from workloads.data.file_hashes import require_still
 from workloads.data.readers.problems import DataError, Problems, require_files
-from workloads.data.token_stream import EpochCache, gather_windows
+from workloads.data.token_stream import EpochCorpus, gather_windows
 from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, saved_tokenizer, train
 from workloads.field_error import FieldError, PositiveInt, Share, check_fields
 
@@ -196,14 +196,16 @@ class Config:
 
 
 @dataclass(kw_only=True)
-class Corpus:
-    """Statements and questions as token windows, and probes."""
+class Corpus(EpochCorpus):
+    """Statements and questions as token windows, and probes.
+
+    An epoch is every fact once, and the questions. Where wordings of a relation differ in whether a
+    space precedes an entity, `tokens_per_epoch` is an upper bound, and the epoch's beginning fills
+    the gap.
+    """
 
     pieces: FactPieces
     vocab_size: int
-    tokens_per_epoch: int
-    """Length of every epoch; where wordings of a relation differ in whether a space precedes an
-    entity it is an upper bound, and the epoch's beginning fills the gap."""
     bytes_per_token: float | None
     """On held-out wordings, or on training wordings where there are none held out; separators count
     as tokens."""
@@ -215,21 +217,6 @@ class Corpus:
     questions_per_fact: int
     tokenizer_file: Path | None
     """What statements and questions were tokenised by."""
-    _epochs: EpochCache = field(default_factory=EpochCache, repr=False)
-
-    def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
-        """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).
-
-        An epoch is every fact once, and the questions, in a new order; the last window is filled up
-        from the epoch's beginning.
-        """
-        return self._epochs.windows(
-            indices,
-            seq_len=seq_len,
-            seed=seed,
-            n_tokens=self.tokens_per_epoch,
-            generate=self.epoch,
-        )
 
     def epoch(self, epoch: int, seed: int) -> NDArray[np.integer]:
         """Return all tokens of an epoch, documents shuffled. Does not depend on earlier epochs."""

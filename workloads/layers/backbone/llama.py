@@ -7,7 +7,7 @@ without any dense feed-forward block from `LlamaFrame`, which has no d_ff.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -75,12 +75,23 @@ class LlamaFrame(Accounted):
             (self.n_layers, self.attention),
         ]
 
-    def block_with(self, feed_forward: nn.Module, *, mixer: nn.Module | None = None) -> Block:
-        """Return a block with these in its slots; attention where None."""
-        return Block(
+    def block_with(
+        self,
+        feed_forward: nn.Module | None,
+        *,
+        mixer: nn.Module | None = None,
+        kind: Callable[..., Block] = Block,
+        **more: nn.Module,
+    ) -> Block:
+        """Return a block with these in its slots, attention as its mixer where None.
+
+        `more` are the slots that a block of another kind has besides.
+        """
+        return kind(
             norm=partial(RMSNorm, self.d_model, eps=self.norm_eps),
             mixer=mixer or CausalAttention(self.attention, norm_eps=self.norm_eps),
             feed_forward=feed_forward,
+            **more,
         )
 
     def frame(self, vocab_size: int, layers: Iterable[nn.Module]) -> dict[str, Any]:
@@ -132,11 +143,9 @@ class LlamaBackbone(LlamaFrame):
         """Return the parts of the frame, attention in every layer, feed-forward blocks."""
         return [*self.attention_parts(vocab_size), (self.n_feed_forward, self.swiglu)]
 
-    def block(
-        self, feed_forward: nn.Module | None = None, *, mixer: nn.Module | None = None
-    ) -> Block:
-        """Return a block with these in its slots; attention and `feed_forward` where None."""
-        return self.block_with(feed_forward or self.feed_forward(), mixer=mixer)
+    def block(self, feed_forward: nn.Module | None = None, **slots: Any) -> Block:
+        """Return `block_with` these slots and `feed_forward` where there is none."""
+        return self.block_with(feed_forward or self.feed_forward(), **slots)
 
 
 def check_heads(d_model: int, n_heads: int) -> None:
@@ -154,7 +163,7 @@ def check_heads(d_model: int, n_heads: int) -> None:
     raise FieldError("n_heads", rule, n_heads, fix, ("d_model",))
 
 
-def not_a_divisor(field: str, value: int, of_field: str, of: int, shown: str = "") -> FieldError:
+def not_a_divisor(field: str, value: int, of_field: str, of: int) -> FieldError:
     """Return the error that a field does not divide another one; it names the nearest divisor.
 
     Args:
@@ -162,10 +171,9 @@ def not_a_divisor(field: str, value: int, of_field: str, of: int, shown: str = "
         value: The divisor.
         of_field: Name of what it must divide.
         of: What it must divide.
-        shown: Added to that number, in the text.
     """
     nearest = nearest_divisor(of, value)
-    rule = f"must divide {of_field} ({of}{shown})"
+    rule = f"must divide {of_field} ({of})"
     return FieldError(field, rule, value, f"the nearest is {nearest}", (of_field,))
 
 

@@ -1,8 +1,7 @@
 """Per-layer embeddings: every layer reads its slice of a second table."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -148,15 +147,8 @@ class PerLayerGate(nn.Module):
 class PerLayerBlock(Block):
     """A block, and after it the layer's slice of the per-layer embedding."""
 
-    def __init__(
-        self,
-        *,
-        norm: Callable[[], nn.Module],
-        mixer: nn.Module,
-        feed_forward: nn.Module,
-        per_layer: PerLayerGate,
-    ) -> None:
-        super().__init__(norm=norm, mixer=mixer, feed_forward=feed_forward)
+    def __init__(self, *, per_layer: PerLayerGate, **slots: Any) -> None:
+        super().__init__(**slots)
         self.per_layer = per_layer
 
     def forward(

@@ -1,6 +1,6 @@
 import numpy as np
 
-from analysis.laws.routed import ROUTED
+from analysis.laws.routed import ROUTED, log_saturated
 
 P = dict(ROUTED.example)
 POINT = np.asarray([P[name] for name in ROUTED.parameter_names])
@@ -22,6 +22,9 @@ def test_the_curve_is_the_printed_equation():
 
 
 def test_experts_saturate_from_start_to_maximum():
-    found = ROUTED.saturated_experts(np.asarray([1.0, 1e12]), P)
+    start, maximum = P["E_start"], P["E_max"]
+    logs = (np.log([[value]]) for value in (start, maximum / start))
 
-    np.testing.assert_allclose(found, [P["E_start"], P["E_max"]], rtol=1e-6)
+    found, *_ = log_saturated(np.asarray([1.0, 1e12]), *logs)
+
+    np.testing.assert_allclose(np.exp(found[0]), [start, maximum], rtol=1e-6)

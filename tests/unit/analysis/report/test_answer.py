@@ -11,7 +11,7 @@ from analysis.scaling.best_settings import tuned_settings
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.equal_cost import equal_cost
 
-NO_LAWS = ArchitectureComparison(equal_flops=())
+NO_LAWS = ArchitectureComparison()
 
 
 def answer_of(synthetic, folder, trials, *, comparison=NO_LAWS):
@@ -23,7 +23,7 @@ def answer_of(synthetic, folder, trials, *, comparison=NO_LAWS):
 def test_what_differs_is_said_with_interval_size_and_correction(runs, fits):
     found = sweep_answer(runs, fits, NO_LAWS)
 
-    by_flops = found.differences.of("memory_plus", "flops")
+    (by_flops,) = (d for d in found.differences.differences if d.measure.name == "flops")
     assert found.status is AnswerStatus.TOLD_APART
     first = found.sentences[0]
     assert first.startswith("At equal training FLOPs memory_plus is better than dense")

@@ -43,7 +43,7 @@ def test_last_checkpoints_give_it_where_no_seed_is_repeated():
     )
     (one,) = benchmark_noise(sweep([[0.52], [0.6]]), history)
 
-    assert (one.noise_from, one.freedom, one.seed_sd) == ("checkpoints", 2, None)
+    assert (one.noise_from, one.freedom) == ("checkpoints", 2)
     assert one.noise == pytest.approx(0.02)
 
 

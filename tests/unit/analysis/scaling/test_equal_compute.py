@@ -45,7 +45,7 @@ def test_the_multiplier_is_the_one_that_was_put_in():
     for pair in fits.pairs:
         m = pair.effective_size
         assert m.over_baseline_params == pytest.approx(2.0, rel=0.01)
-        assert m.over_own_params == pytest.approx(2 / 3, rel=0.01)
+        assert m.equivalent_params / pair.summary.total_params == pytest.approx(2 / 3, rel=0.01)
         assert m.low <= m.equivalent_params * 1.001
         assert m.high >= m.equivalent_params * 0.999
         assert pair.verdict == "better"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from workloads.accounting.counts import ParamCount, distinct_rows, paper_total, training_flops
+from workloads.accounting.counts import ParamCount, distinct_rows, training_flops
 from workloads.architectures import dense, memory_plus
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.param_groups import param_groups
@@ -100,10 +100,6 @@ def test_distinct_rows_are_the_mean_over_all_outcomes(n_rows, draws, at_once):
     found = distinct_rows(n_rows, draws=draws, without_repetition=at_once)
 
     assert found == pytest.approx(mean, rel=1e-12)
-
-
-def test_paper_total_leaves_out_the_gains():
-    assert paper_total(ParamCount(embedding=5, norm=2, memory_values=3)) == 8
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
