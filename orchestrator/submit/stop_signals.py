@@ -5,25 +5,34 @@ a pipe whose reader is gone, to a terminal that hung up. All of them ask for che
 """
 
 import errno
+import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 GONE = frozenset({errno.EPIPE, errno.EIO})
 """How writing to a pipe or a terminal fails that nobody reads any more."""
+TOGETHER_S = 0.5
+"""Signals within this time are one request. `timeout` sends one to the command and one to its
+process group, and a second request would kill what checkpoints."""
 
 
 class StopSignals:
     """Which stop signals came, and what they lead to."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(
+        self, stop: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Prepare.
 
         Args:
-            stop: Called at every signal; safe in a signal handler.
+            stop: Called at every request; safe in a signal handler.
+            clock: Seconds since whenever.
         """
-        self._stop = stop
+        self._stop, self._clock = stop, clock
+        self._heard_at = -math.inf
         # A terminal that hung up is none any more, so it is noted before.
         self._terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
         self.came: list[int] = []
@@ -32,8 +41,12 @@ class StopSignals:
         """Handle a signal."""
         if number == signal.SIGHUP:
             self._leave(self._terminals)
-            if self.came:  # shell and kernel send one each; twice would mean to kill
+            if self.came:  # shell and kernel send one each, at any distance
                 return
+        now = self._clock()
+        if now - self._heard_at < TOGETHER_S:
+            return
+        self._heard_at = now
         self.came.append(number)
         self._stop()
 
@@ -60,9 +73,11 @@ class StopSignals:
 
 
 @contextmanager
-def stop_signals(stop: Callable[[], None]) -> Iterator[StopSignals]:
+def stop_signals(
+    stop: Callable[[], None], *, clock: Callable[[], float] = time.monotonic
+) -> Iterator[StopSignals]:
     """Call `stop` at Ctrl-C, SIGTERM and SIGHUP. A SIGHUP that is ignored (nohup) stays ignored."""
-    signals = StopSignals(stop)
+    signals = StopSignals(stop, clock=clock)
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)

@@ -1,12 +1,13 @@
 """What asks `memscale submit` to stop: signals, and the end of its terminal or pipe."""
 
 import errno
+import itertools
 import os
 import signal
 
 import pytest
 
-from orchestrator.submit.stop_signals import stop_signals
+from orchestrator.submit.stop_signals import TOGETHER_S, stop_signals
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +45,25 @@ def test_every_signal_asks_to_stop(asked, number):
 
 
 def test_a_second_ctrl_c_asks_again_a_second_hangup_does_not(asked):
-    with stop_signals(lambda: asked.append("stop")):
+    now = itertools.count()
+    with stop_signals(lambda: asked.append("stop"), clock=lambda: float(next(now))):
         for number in (signal.SIGHUP, signal.SIGHUP):
             signal.raise_signal(number)
         assert asked == ["stop"], "twice would kill what checkpoints"
         signal.raise_signal(signal.SIGINT)
+
+    assert asked == ["stop", "stop"]
+
+
+def test_signals_at_once_ask_once(asked):
+    """As `timeout` sends them, to the command and to its group."""
+    now = [0.0]
+    with stop_signals(lambda: asked.append("stop"), clock=lambda: now[0]):
+        for now[0] in (0.0, TOGETHER_S / 2, TOGETHER_S * 0.9):
+            signal.raise_signal(signal.SIGTERM)
+        assert asked == ["stop"]
+        now[0] = 1.1 * TOGETHER_S
+        signal.raise_signal(signal.SIGTERM)
 
     assert asked == ["stop", "stop"]
 

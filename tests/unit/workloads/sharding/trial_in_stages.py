@@ -91,6 +91,8 @@ def stage(folder: Path, asked: dict[str, Any], rank: int, meeting: Path) -> dict
         memory_ranks=asked["memory_ranks"],
         memory_layout=asked["layout"],
         dense_parameters=asked.get("dense", "replicated"),
+        # Each stage would compile anew, on every rank, for three steps.
+        compile=False,
         rendezvous=meeting / "meet",
     )
     try:
