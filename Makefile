@@ -62,7 +62,7 @@ quickstart: $(STAMP)  ## Plan, train and report sweeps/quickstart.yaml (five min
 	@$(BIN)/memscale submit sweeps/quickstart.yaml --runs $(RUNS)
 	@$(BIN)/memscale report quickstart --runs $(RUNS)
 	@if nvidia-smi -L >/dev/null 2>&1; then \
-	    echo "A GPU is here. The same question at 1m to 10m: memscale submit quickstart_gpu"; fi
+	    echo "A GPU is here. The same question at 1m and 3m: memscale submit quickstart_gpu"; fi
 
 test: $(STAMP)  ## Unit, property, golden and quicker integration tests (four minutes, two cores)
 	@$(MAKE) --no-print-directory -j 3 -k .test-unit .test-integration KINDS="$(QUICK)"

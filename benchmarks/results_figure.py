@@ -76,6 +76,9 @@ def draw_figure(runs: Runs, columns: Sequence[Column], path: Path) -> None:
             _grid(table, tuned.name, tuned.arms, _loss(columns), path)
             return
     label, across = _across(table)
+    if label == "total parameters" and table["preset"].nunique() == 1:
+        _dots(list(_curves(table, pd.Series(0.0, table.index))), panels, path)
+        return
     curves = list(_curves(table, across))
     if label == "total parameters" and all(across[r.index].nunique() == 1 for *_, r in curves):
         _dots(curves, panels, path)
@@ -167,6 +170,11 @@ def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, 
         settings = [name for name in rows if name.startswith(("train.", "model."))]
         at = across[rows.index].fillna(0.0)
         varied = [c for c in settings if rows.groupby(at)[c].nunique(dropna=False).max() > 1]
+        # Tokens that a match solved for tell nothing apart that other settings do not.
+        others = [c for c in varied if c != "train.tokens"]
+        if others != varied and others:
+            tokens = rows.groupby(others, dropna=False)["train.tokens"].nunique()
+            varied = others if tokens.max() <= 1 else varied
         if not varied:
             yield str(architecture), str(architecture), rows
             continue
@@ -199,10 +207,11 @@ def _dots(
     named = sorted(curves, key=lambda curve: float(curve[2][best].mean()))
     if higher_is_better(best):
         named.reverse()
+    words = max(len(name) for _, name, _ in named)
     figure, axes = plt.subplots(
         1,
         len(columns),
-        figsize=(2.2 + 3.4 * len(columns), 1.5 + 0.26 * len(named)),
+        figsize=(max(2.2, 0.085 * words) + 3.4 * len(columns), 1.5 + 0.26 * len(named)),
         sharey=True,
         squeeze=False,
         layout="constrained",
@@ -223,8 +232,8 @@ def _dots(
         panel.grid(axis="both", alpha=0.3)
     axes[0][0].set_yticks(range(len(named)), [name for _, name, _ in named])
     several = any(len(rows) > 1 for *_, rows in named)
-    words = "dots: seeds; black mark: their mean" if several else "dots: one seed of each"
-    caption(figure, f"{words}; dashed and dotted: means of {BASE}" if levels else words)
+    legend = "dots: seeds; black mark: their mean" if several else "dots: one seed of each"
+    caption(figure, f"{legend}; dashed and dotted: means of {BASE}" if levels else legend)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

@@ -374,7 +374,7 @@ def _page(
         "## What came out",
         "",
     ]
-    by_trial = trial_labels(finished.specs[str(name)] for name in table["trial_id"])
+    by_trial = _labels([finished.specs[str(name)] for name in table["trial_id"]])
     labels = {name: by_trial[spec.trial_id] for name, spec in finished.specs.items()}
     sizes, costs = _sizes(table), _costs(table)
     headings = [
@@ -412,6 +412,31 @@ def _page(
         lines += ["", "Not finished:", ""]
         lines += [f"* {row.trial_id}: {row.reason}" for row in runs.excluded.itertuples()]
     return [*lines, ""]
+
+
+def _labels(specs: Sequence[TrialSpec]) -> dict[str, str]:
+    """Return trial id to the label of what varies: what a trial sets, not what it was matched to.
+
+    Where two would then share a label, what `match` held equal is named.
+    """
+    full = trial_labels(specs)
+    matches = {spec.trial_id: spec.match for spec in specs if spec.match}
+    if not matches:
+        return full
+    # What was solved for stays unnamed, also of trials beside them that have no match.
+    first = next(iter(matches.values()))
+    own = trial_labels(
+        replace(spec, match={"solve": (spec.match or first)["solve"]}) for spec in specs
+    )
+    labels = {
+        name: own[name] if any(f"{held}=" in label for held in matches.get(name, ())) else label
+        for name, label in full.items()
+    }
+    told_apart, at_most = (
+        len({(spec.architecture, spec.preset, of[spec.trial_id]) for spec in specs})
+        for of in (labels, full)
+    )
+    return labels if told_apart == at_most else full
 
 
 def _sizes(table: pd.DataFrame) -> dict[str, str]:

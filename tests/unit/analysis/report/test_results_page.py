@@ -37,9 +37,21 @@ def results_figure(results_page):
 def write(synthetic, tmp_path):
     """Return a function that writes a finished trial of 100 steps, in the sweep `facts`."""
 
-    def one(architecture, seed, *, people=1_000, n_keys=None, preset="32w", rate=None, **metrics):
-        trial = synthetic.make_trial(architecture, 32, seed, sweep="facts", **metrics)
-        model = trial.spec.model | ({"n_keys": n_keys} if n_keys else {})
+    def one(
+        architecture,
+        seed,
+        *,
+        people=1_000,
+        n_keys=None,
+        base=None,
+        width=32,
+        preset="32w",
+        rate=None,
+        **metrics,
+    ):
+        trial = synthetic.make_trial(architecture, width, seed, sweep="facts", **metrics)
+        more = {"n_keys": n_keys, "base": base}
+        model = trial.spec.model | {name: value for name, value in more.items() if value}
         spec = replace(
             trial.spec,
             preset=preset,
@@ -109,6 +121,21 @@ def test_one_size_of_each_is_a_line_of_dots_the_best_first(write, page, results_
     # Of one seed the dot alone, of two also their mean.
     assert drawn == [[(1.25, 0)], [(1.5, 1), (1.7, 1)], [(1.6, 1)]]
     assert bits.yaxis_inverted()
+
+
+def test_configurations_of_one_size_are_dots_and_no_curve_over_their_parameters(
+    write, page, results_figure
+):
+    for base, width, bits in ((None, 32, 1.5), ("moe", 64, 1.4)):
+        write("engram", 0, base=base, width=width, **{"valid/bits_per_byte": bits, EXACT: 0.2})
+
+    _, figures = page(written=False)
+    bits = figures[-1].axes[0]
+    results_figure.plt.close("all")
+
+    labels = [label.get_text() for label in bits.get_yticklabels()]
+    assert labels == ["engram, base moe, d_ff 256, d_model 64", "engram, d_ff 128, d_model 32"]
+    assert [dots.get_offsets().tolist() for dots in bits.collections] == [[[1.4, 0]], [[1.5, 1]]]
 
 
 def test_numbers_are_those_of_the_runs(write, page, synthetic, tmp_path, results_figure):
