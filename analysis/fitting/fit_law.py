@@ -335,7 +335,8 @@ def _check_table(
     refuse_bad_units(check_size_units(sizes, rows=rows), accept=accept)
     found: list[DataWarning | None] = []
     if (y > 0).all():
-        found += check_runs(inputs, y, outcome=outcome, seeds_named=seeds_named, rows=rows)
+        configurations = np.unique(data.labels, return_inverse=True)[1] if seeds_named else None
+        found += check_runs(inputs, y, outcome=outcome, configurations=configurations, rows=rows)
     if "flops" in runs and {"params", "tokens"} <= set(inputs):
         # The law does not use them, so it is no reason to refuse.
         flops = np.asarray(column(runs, "flops"))

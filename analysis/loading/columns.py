@@ -22,6 +22,14 @@ class HasTable(Protocol):
     table: Any
 
 
+OURS: Mapping[str, tuple[str, ...]] = {
+    "params": ("total_params", "active_params"),
+    "tokens": ("training_tokens",),
+    "flops": ("training_flops",),
+}
+"""Inputs of laws to the columns that hold them in what `analysis.load` returns."""
+
+
 def as_columns(runs: Runs | HasTable) -> Runs:
     """Return the columns of runs: a table as it is, or the one that `analysis.load` read.
 
@@ -47,7 +55,8 @@ def column(runs: Runs, name: str) -> Any:
     if name in runs:
         return runs[name]
     there = [str(c) for c in runs]
-    near = get_close_matches(name, there, n=2, cutoff=0.6)
+    ours = [c for c in OURS.get(name, ()) if c in there]
+    near = ours or get_close_matches(name, there, n=2, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ValueError(
         f"{name}: no such column; {hint}there are {', '.join(there) or 'none'}; "

@@ -173,6 +173,7 @@ def check_runs(
     *,
     outcome: str,
     seeds_named: bool = False,
+    configurations: NDArray[np.int64] | None = None,
     rows: Rows | None = None,
 ) -> list[DataWarning]:
     """Return warnings about single runs: repeated ones, diverged ones, and those of another kind.
@@ -183,6 +184,9 @@ def check_runs(
         outcome: Its name.
         seeds_named: Whether the caller said which rows are seeds of one configuration: equal rows
             are then no mistake.
+        configurations: Which configuration each run is a seed of, where the caller knows (n,). Its
+            seeds are of one kind, however far apart; only configurations of equal sizes may be of
+            two.
         rows: What the rows are called (n,); None counts from 0.
     """
     if not len(y) or not inputs:
@@ -190,9 +194,9 @@ def check_runs(
     places = equal_rows(*inputs.values())
     diverged = _far_above_smaller(inputs, y)
     found = [
-        None if seeds_named else _repeated(places, y, outcome, rows),
+        None if seeds_named or configurations is not None else _repeated(places, y, outcome, rows),
         _diverged(diverged, y, outcome, rows) if diverged else None,
-        _unlike_seeds(places, y, outcome, set(diverged), rows),
+        _unlike_runs(places, y, outcome, set(diverged), configurations, rows),
     ]
     return [w for w in found if w is not None]
 
@@ -422,18 +426,36 @@ def _falls(sizes: Array, y: Array) -> bool:
     return bool(np.corrcoef(a, b)[0, 1] < 0)
 
 
-def _unlike_seeds(
-    places: NDArray[np.int64], y: Array, outcome: str, known: set[int], rows: Rows | None
+def _unlike_runs(
+    places: NDArray[np.int64],
+    y: Array,
+    outcome: str,
+    known: set[int],
+    configurations: NDArray[np.int64] | None,
+    rows: Rows | None,
 ) -> DataWarning | None:
     """Return a warning about runs of equal sizes that are further apart than seeds are.
+
+    Where `configurations` are known, of these, by the means of their seeds.
 
     Args:
         places: A number per run, the same for runs of equal sizes (n,).
         y: Outcome (n,).
         outcome: Its name.
         known: Runs that diverged.
+        configurations: Of which each run is a seed (n,).
         rows: What the rows are called (n,).
     """
+    if configurations is not None:
+        usable = np.asarray([i for i in range(len(y)) if i not in known], dtype=np.int64)
+        pairs_of = np.stack([places[usable], configurations[usable]])
+        _, first, of_run = np.unique(pairs_of, axis=1, return_index=True, return_inverse=True)
+        of_run = of_run.ravel()
+        means = np.bincount(of_run, weights=y[usable]) / np.bincount(of_run)
+        firsts = usable[first]
+        return _unlike_runs(
+            places[firsts], means, f"mean {outcome}", set(), None, _named(rows, firsts)
+        )
     order = np.lexsort((y, places))
     pairs: list[tuple[float, int, int]] = []
     for group in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):

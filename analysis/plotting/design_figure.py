@@ -36,7 +36,7 @@ def design_figure(design: ExperimentalDesign) -> Figure:
     """Return candidates in the plane of sizes and tokens, and interval width against GPU-hours.
 
     In the plane, larger markers remove more of the target's variance. Without tokens in the law,
-    the plane has the outcome in their place, and shows the runs alone.
+    the plane has the outcome in their place, and candidates lie on its axis, at their size.
     """
     styles = series_styles(design.laws.by_name)
     with styled():
@@ -77,12 +77,15 @@ def _draw_plane(axes: Axes, design: ExperimentalDesign, styles: dict[str, Series
     axes.add_patch(Rectangle(corner, *extent, facecolor="white", edgecolor="none", zorder=0.5))
     for r in design.ranked:
         place = _place(r)
+        size = 4 + 14 * np.sqrt(1 - r.width**2)
+        look = points(styles[r.candidate.architecture], size, edge=1.3, face="none")
+        xs.append(place[0])
         if np.isfinite(place[1]):
-            size = 4 + 14 * np.sqrt(1 - r.width**2)
-            style = styles[r.candidate.architecture]
-            axes.plot(*place, **points(style, size, edge=1.3, face="none"), zorder=4)
-            xs.append(place[0])
+            axes.plot(*place, **look, zorder=4)
             ys.append(place[1])
+        else:  # no outcome is known yet: on the axis, at its size
+            on_axis = axes.get_xaxis_transform()
+            axes.plot(place[0], 0.0, transform=on_axis, clip_on=False, **look, zorder=4)
     target = _target_place(design)
     if target is not None:
         axes.plot(*target, marker="*", markersize=16, color=INK, linestyle="none", zorder=5)

@@ -3,11 +3,14 @@
 import math
 from collections.abc import Sequence
 
+import pandas as pd
+
 from analysis.fitting.verdict import VerdictStatus
 from analysis.report.answer import MOST_NAMED, SweepAnswer
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.equal_cost import CostDifference
 from analysis.scaling.sweep_summary import SweepFits
+from orchestrator.records.units import plural
 
 MOST_SEEDS = 30
 """Seeds per configuration beyond which more of them are no sensible advice."""
@@ -20,7 +23,12 @@ MOST_CURVES_NAMED = 4
 
 
 def advice(
-    answer: SweepAnswer, fits: SweepFits, comparison: ArchitectureComparison, *, sweep: str
+    answer: SweepAnswer,
+    fits: SweepFits,
+    comparison: ArchitectureComparison,
+    *,
+    sweep: str,
+    excluded: pd.DataFrame | None = None,
 ) -> tuple[str, ...]:
     """Return what to run next, the most useful first; a sentence or two each.
 
@@ -29,7 +37,12 @@ def advice(
         fits: Of `analysis.fit_sweep`.
         comparison: Whose design chose among planned trials.
         sweep: Name, for commands to type.
+        excluded: Trials that do not count (`Runs.excluded`); None is none.
     """
+    unfinished = _unfinished(excluded, sweep)
+    if unfinished:
+        # What else is missing is told when the planned trials are there: some of it is theirs.
+        return unfinished
     found = [*_seeds(answer), *_edges(fits), *_untuned(fits), *_sizes(fits)]
     laws = {} if comparison.laws is None else comparison.laws.by_name
     verdicts = {name: law.fit.verdict.status for name, law in laws.items()}
@@ -57,6 +70,24 @@ def advice(
             "Train larger sizes: what is measured here says nothing beyond the largest of them."
         )
     return tuple(found)
+
+
+def _unfinished(excluded: pd.DataFrame | None, sweep: str) -> tuple[str, ...]:
+    """Return that planned trials wait or run, if some do, and how they go on."""
+    states = [] if excluded is None else [str(state) for state in excluded["state"]]
+    n_running, n_waiting = states.count("running"), states.count("waiting")
+    if n_waiting:
+        return (
+            f"Finish the sweep first: {plural(n_waiting + n_running, 'planned trial')} of it"
+            " without a result. Submit the sweep file again, or see"
+            f" `memscale status {sweep}`.",
+        )
+    if n_running:
+        return (
+            f"Make the report again when the sweep has ended: {plural(n_running, 'planned trial')}"
+            f" without a result (`memscale status {sweep}`).",
+        )
+    return ()
 
 
 def _seeds(answer: SweepAnswer) -> list[str]:

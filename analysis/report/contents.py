@@ -108,7 +108,7 @@ def report_contents(
         fits=fits,
         sweep=sweep,
         answer=answer,
-        advice=advice(answer, fits, comparison, sweep=sweep),
+        advice=advice(answer, fits, comparison, sweep=sweep, excluded=runs.excluded),
         comparison=comparison,
         compared=architecture_sections(comparison),
         differences=differences_table(answer.differences, fits),

@@ -187,23 +187,9 @@ def _data_warnings(table: pd.DataFrame, series: Mapping[str, str]) -> list[str]:
             for short, c in zip(("params", "tokens"), names, strict=True)
         }
         loss = rows["loss"].to_numpy(dtype=np.float64)
-        every = check_runs(inputs, loss, outcome="loss", seeds_named=True)
-        # Seeds of one configuration are of one kind, however far apart; configurations of equal
-        # sizes may be of two.
-        first = np.flatnonzero(~rows["configuration"].duplicated().to_numpy())
-        mean = rows.groupby("configuration", sort=False)["loss"].mean().to_numpy(dtype=np.float64)
-        means = check_runs(
-            {short: values[first] for short, values in inputs.items()},
-            mean,
-            outcome="mean loss",
-            seeds_named=True,
-            rows=first,
-        )
+        configurations = pd.factorize(rows["configuration"])[0]
         trials = rows["trial_id"].tolist()
-        for doubt in [
-            *(d for d in every if d.kind != "architectures"),
-            *(d for d in means if d.kind == "architectures"),
-        ]:
+        for doubt in check_runs(inputs, loss, outcome="loss", configurations=configurations):
             where = ", ".join(f"row {i} is {trials[i]}" for i in doubt.rows[:3])
             found.append(f"{name}: {doubt.sentence} ({where})")
     return found

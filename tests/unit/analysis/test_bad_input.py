@@ -65,6 +65,15 @@ def test_a_missing_column_is_named_and_a_near_one_proposed(fit):
         fit(table)
 
 
+def test_inputs_of_a_law_are_found_in_the_runs_of_a_sweep():
+    names = {"params": "total_params", "tokens": "training_tokens"}
+    table = {names.get(k, k): v for k, v in runs().items()} | {"params_norm": runs()["params"]}
+
+    with pytest.raises(ValueError, match="params: no such column; did you mean total_params"):
+        law(table)
+    assert law(table, columns=names).parameters["E"] > 0
+
+
 @pytest.mark.parametrize("fit", [law, chain, isoflop])
 def test_text_among_numbers_is_named(fit):
     table = runs()
@@ -162,6 +171,18 @@ def test_two_architectures_under_one_name_are_seen_at_equal_sizes():
 
     assert "have equal sizes, and loss is" in fit.sentence
     assert "two architectures or two recipes under one name" in fit.sentence
+
+
+def test_seeds_of_one_configuration_are_of_one_kind_however_far_apart():
+    table = runs()
+    both = {k: np.append(v, v) for k, v in table.items()}
+    both["loss"][24:] *= 0.9
+
+    named = law(both, clusters=np.tile(np.arange(24), 2))
+    of_two = law(both, clusters=np.arange(48))
+
+    assert "two recipes" not in named.sentence
+    assert "have equal sizes, and mean loss is" in of_two.sentence
 
 
 def test_two_architectures_under_one_name_are_seen_in_the_residuals():
