@@ -97,8 +97,13 @@ def report(
     csv: Csv = False,
 ) -> None:
     """Answer the question: fit, draw and write report.html, one self-contained page."""
+    from orchestrator.records.storage_errors import require_writable
+
     _run_lightly()
     folder, price = out or runs / sweep / "report", read_price(price_text)
+    if tracking_uri is None:
+        find_sweep(runs, sweep)
+    require_writable(folder, option="--out")  # to find out after all fits would be late
     runs_table, fits = _fits(sweep, runs, tracking_uri, by, baseline, meanwhile=_import_report)
 
     from analysis.report.contents import report_contents

@@ -29,7 +29,11 @@ MANY = 1000
 
 @contextmanager
 def errors_as_sentences(runs: Path | None) -> Iterator[None]:
-    """Print an ExperimentError, failing storage or an unusable path as a sentence; exit."""
+    """Print an ExperimentError, failing storage or an unusable path as a sentence; exit.
+
+    Args:
+        runs: Folder of the runs, if the command has one.
+    """
     from orchestrator.records import storage_errors
     from orchestrator.records.errors import ExperimentError
 
@@ -43,7 +47,7 @@ def errors_as_sentences(runs: Path | None) -> Iterator[None]:
                 storage_errors.failing_message(error, runs or Path.cwd()),
                 storage_errors.EXIT_CODE,
             )
-        elif error.errno in storage_errors.UNUSABLE and error.filename is not None:
+        elif storage_errors.is_unusable(error, runs):
             said, code = storage_errors.unusable_message(error), 2
         else:
             raise

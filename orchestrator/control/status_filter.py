@@ -7,10 +7,18 @@ from typing import Any
 
 from orchestrator.control.status import SweepStatus
 from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_spec import Outcome, TrialState
 from orchestrator.records.varied_settings import flat_settings
 
 FIELDS = ("trial_id", "architecture", "preset", "seed", "state", "attempt", "outcome")
 """Fields of a trial's status to filter by, beside the settings of its spec."""
+_CLOSED: dict[str, tuple[str, ...]] = {
+    "state": tuple(state.value for state in TrialState),
+    "outcome": tuple(outcome.value for outcome in Outcome),
+}
+"""Fields whose values are known beforehand: that no trial has one of them yet is no mistake."""
+_NAMES = ("architecture", "preset", "model.architecture", "model.preset")
+"""Fields that take one of the values that the sweep's trials have."""
 
 
 def parse_filter(text: str) -> dict[str, list[str]]:
@@ -34,7 +42,7 @@ def select(
     """Return the status of the trials that have one of the wanted values under every key.
 
     Raises:
-        ValueError: If no trial has such a key.
+        ValueError: If no trial has such a key, or one that takes names has no such value.
     """
     facts: list[dict[str, Any]] = []
     for trial in status.trials:
@@ -54,6 +62,8 @@ def select(
                 f"no trial has {key!r}; {guess}take a setting of the sweep file (model.n_keys, "
                 f"train.lr) or one of {', '.join(FIELDS)}"
             )
+        if facts:
+            _require_known(key, wanted[key], facts)
     kept = (
         trial
         for trial, fact in zip(status.trials, facts, strict=True)
@@ -62,6 +72,23 @@ def select(
         )
     )
     return replace(status, trials=tuple(kept))
+
+
+def _require_known(key: str, texts: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a state, outcome, architecture or preset that there is not."""
+    if key in _NAMES:
+        values = list(dict.fromkeys(fact.get(key) for fact in facts))
+    elif key in _CLOSED:
+        values = [*_CLOSED[key], *([None] if key == "outcome" else [])]
+    else:
+        return
+    for text in texts:
+        if not any(_matches(value, text) for value in values):
+            names = ["none" if value is None else str(value) for value in values]
+            near = difflib.get_close_matches(text.lower(), names, n=1)
+            guess = f"did you mean {near[0]}? " if near else ""
+            takes = f"take one of {', '.join(names)}" if len(names) > 1 else f"all have {names[0]}"
+            raise ValueError(f"no trial has {key}={text}; {guess}{takes}")
 
 
 def _matches(value: Any, text: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.planning import exposures
+from orchestrator.planning import epochs, exposures
 from orchestrator.planning.pricing import Plan
 from orchestrator.records.errors import ConfigError, ConfigProblem
 from orchestrator.records.trial_spec import canonical_json
@@ -24,12 +24,14 @@ def check_data(plan: Plan) -> Plan:
     notes: list[str] = []
     facts: dict[str, Any] = {}
     files_read: dict[Any, Any] = {}  # many settings may share one
+    specs = {trial.spec.trial_id: trial.spec for trial in plan.trials if trial.to_train}
     for source, file, trial_ids in _sources(plan):
         try:
             if hasattr(source, "facts"):
                 facts.update(dict.fromkeys(trial_ids, source.facts(notes.append, files_read)))
             else:
                 source.check(notes.append)
+                notes += epochs.notes(source, [specs[i] for i in trial_ids if i in specs])
         except ValueError as error:
             problems += _problems(error, file)
     if problems:

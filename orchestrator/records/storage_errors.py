@@ -4,11 +4,13 @@ import errno
 import os
 import pwd
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.records import units
+from orchestrator.records.errors import UsageError
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """No space left on the device; the user's quota is used up."""
@@ -56,6 +58,44 @@ def is_failing(error: BaseException) -> bool:
 def is_transient(error: BaseException) -> bool:
     """Whether the same may work later, with nothing changed but the storage."""
     return is_full(error) or is_failing(error)
+
+
+def is_unusable(error: OSError, runs: Path | None) -> bool:
+    """Whether the path that this error names cannot be used.
+
+    That a file is missing may be a fault of ours. That `runs`, a folder above it or one right in it
+    is, even while it is made, is not: /proc, say, takes no folders.
+    """
+    if error.filename is None:
+        return False
+    if error.errno != errno.ENOENT or runs is None:
+        return error.errno in UNUSABLE
+    place, runs = Path(os.fsdecode(error.filename)).absolute(), runs.absolute()
+    return place in (runs, *runs.parents) or place.parent == runs
+
+
+def require_writable(folder: Path, *, option: str) -> None:
+    """Refuse a folder in which nothing can be written, or that cannot be made; make nothing.
+
+    Args:
+        folder: Where something will be written, later.
+        option: That names another.
+
+    Raises:
+        UsageError: If the system refuses a file there.
+        OSError: If the storage fails.
+    """
+    try:
+        # os.access is no answer: to root it allows all.
+        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
+            pass
+    except OSError as error:
+        if error.errno in FAILING - {errno.EROFS}:
+            raise
+        why = os.strerror(error.errno or 0).lower()
+        raise UsageError(
+            f"{folder}: cannot be written ({why}); name another place with {option}"
+        ) from error
 
 
 def full_message(error: BaseException, *places: Path) -> str:

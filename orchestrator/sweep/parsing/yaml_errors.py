@@ -1,12 +1,18 @@
 """Explanations of YAML syntax errors for authors of sweep files."""
 
 import re
+from collections.abc import Sequence
 
 import yaml
 
 from orchestrator.sweep.parsing.diagnostics import Diagnostic
 
 _NO_SPACE = re.compile(r"\s*(?:- )*([\w.]+):(?=[^\s:/])")
+
+_COMMENT = re.compile(r"(?:^|\s)#.*")
+_BARE = re.compile(r"\s*[A-Za-z_][\w.]*(?:\s+[^\s:,'\"\[\]{}][^:\[\]{}]*)?")
+"""A line that can be a key without its colon, and its value."""
+_SECTION = re.compile(r"\s*[\w.]+:")
 
 _LINE_ENDS = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 """What YAML counts as the end of a line."""
@@ -70,6 +76,14 @@ def explain(error: yaml.MarkedYAMLError, text: str) -> Diagnostic:
         if crowded:
             fix = f"write {crowded[1]}: {lines[number][crowded.end() :].strip()[:40]}"
             return _diagnostic(number, crowded.end(), "no space after a colon", fix)
+    # The latter where a comment ends the line without a colon.
+    if "mapping values are not allowed" in problem or "'<block mapping start>'" in problem:
+        bare = _without_colon(lines, line)
+        if bare is not None:
+            key, _, value = _COMMENT.sub("", lines[bare]).strip().partition(" ")
+            column = len(lines[bare]) - len(lines[bare].lstrip()) + len(key)
+            fix = f"write {key}: {value.strip()[:40]}".rstrip()
+            return _diagnostic(bare, column, f"line {bare + 1} has no colon after its key", fix)
     words = {
         "opened": f"line {error.context_mark.line + 1}"
         if error.context_mark
@@ -93,6 +107,23 @@ def explain_character(error: yaml.reader.ReaderError, text: str) -> Diagnostic:
     return _diagnostic(
         before.count("\n"), column, message, "remove it; most editors do not show it"
     )
+
+
+def _without_colon(lines: Sequence[str], number: int) -> int | None:
+    """Return which line before this one is a key without a colon; None if none surely is.
+
+    Lines without one may also belong to a list, or to a text of several lines.
+    """
+    found: int | None = None
+    for above in range(number - 1, -1, -1):
+        written = _COMMENT.sub("", lines[above]).rstrip()
+        if not written or written == "---":
+            continue
+        if written.lstrip().startswith("-") or not _BARE.fullmatch(written):
+            # Right below a key that has no value yet, keys are expected.
+            return found if _SECTION.fullmatch(written) else None
+        found = above
+    return found
 
 
 def _diagnostic(line: int, column: int, message: str, fix: str) -> Diagnostic:

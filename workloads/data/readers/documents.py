@@ -56,6 +56,24 @@ def documents(paths: Sequence[InputFile], *, text_field: str, problems: Problems
             yield from _plain(path, problems)
 
 
+def is_plain(path: InputFile) -> bool:
+    """Whether the file holds about as many bytes as its text: it is not compressed."""
+    return path.suffix not in (".gz", ".zst") and file_format(path) != "parquet"
+
+
+def what_separates(path: InputFile) -> str:
+    """Return what separates the documents of a file, for a message."""
+    kind = file_format(path)
+    if kind in _JSON_LINES:
+        return "each line is one document"
+    if kind == "parquet":
+        return "each row is one document"
+    return (
+        f"a document ends at the first blank line after {PLAIN_DOCUMENT_CHARS:,} characters, or at "
+        f"a line end after {_LONGEST_PLAIN_CHARS:,}"
+    )
+
+
 def _jsonl(path: InputFile, text_field: str, problems: Problems) -> Iterator[str]:
     for line, row in json_rows(path, problems):
         if text_field not in row:

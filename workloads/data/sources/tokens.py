@@ -91,6 +91,10 @@ class Config:
         """Return the training tokens of all folders."""
         return sum(int(manifest.splits["train"]["tokens"]) for manifest in self._manifests)
 
+    def text_tokens(self) -> int | None:
+        """Return the same, if all folders are read equally often."""
+        return self.tokens_per_epoch() if self.weights is None else None
+
     def check(self, log: Callable[[str], None] = lambda message: None) -> None:
         """Look at manifests and sizes of shards.
 

@@ -7,6 +7,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from orchestrator import cli
+from orchestrator.cli import analyse
 from orchestrator.cli.app import find_trial
 from orchestrator.node import hardware
 from orchestrator.records.errors import NotFoundError
@@ -53,6 +54,28 @@ def test_a_folder_below_a_file_is_named(tiny, tmp_path):
     assert code == 2
     assert said.startswith(f"{tiny / 'runs'}")
     assert "not a directory; name another place (--runs, --out)" in said
+
+
+@pytest.mark.parametrize("runs", ["/proc", "/proc/xx", "/proc/xx/runs"])
+def test_runs_where_no_folder_can_be_made(tiny, runs):
+    code, said = memscale("submit", tiny, "--runs", runs)
+
+    assert code == 2
+    place = "/proc/tiny" if runs == "/proc" else "/proc/xx"
+    told = f"{place}: no such file or directory; name another place (--runs, --out), or change "
+    assert told in said
+
+
+def test_a_report_with_no_place_is_refused_before_the_fits(tmp_path, monkeypatch):
+    (tmp_path / "runs" / "s" / "trials").mkdir(parents=True)
+    monkeypatch.setattr(analyse, "_fits", lambda *args, **options: pytest.fail("it fits first"))
+
+    code, said = memscale("report", "s", "--runs", tmp_path / "runs", "--out", "/proc/xx")
+
+    assert code == 2
+    assert said == (
+        "/proc/xx: cannot be written (no such file or directory); name another place with --out"
+    )
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def sweep(tmp_path):
         ("preset=none,train.lr=1e-3", [(64, 0.001), (256, 0.001)]),
         ("model.preset=none,train.lr=1e-3", [(64, 0.001), (256, 0.001)]),
         ("model.architecture=memory_plus,state=done", [(256, 0.003), (256, 0.001)]),
-        ("model.architecture=dense", []),
+        ("state=failed,outcome=gpu_oom", []),
+        ("outcome=none,train.lr=1e-3", [(64, 0.001), (256, 0.001)]),
     ],
 )
 def test_every_key_must_fit(sweep, text, expected):
@@ -55,6 +56,31 @@ def test_every_key_must_fit(sweep, text, expected):
 def test_an_unknown_key_names_the_near_one(sweep, key):
     with pytest.raises(ValueError, match=rf"no trial has '{key}'; did you mean model\.n_keys\?"):
         select(sweep, status_from_disk(sweep, now=1.0), parse_filter(f"{key}=256"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "state=runing",
+            "no trial has state=runing; did you mean running? "
+            "take one of waiting, running, done, failed, cancelled",
+        ),
+        ("state=done,state=Failed", "no trial has state=Failed; did you mean failed? take one"),
+        ("outcome=disk", "no trial has outcome=disk; "),
+        (
+            "architecture=memory_pluss",
+            "no trial has architecture=memory_pluss; did you mean memory_plus? "
+            "all have memory_plus",
+        ),
+        ("state=done,model.architecture=dense", "no trial has model.architecture=dense; all have"),
+        ("preset=10m", "no trial has preset=10m; all have none"),
+    ],
+)
+def test_a_value_that_no_trial_can_have_names_those_there_are(sweep, text, message):
+    with pytest.raises(ValueError, match="no trial has") as caught:
+        select(sweep, status_from_disk(sweep, now=1.0), parse_filter(text))
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("text", ["", "state", "=done", "state=done,"])

@@ -1,11 +1,13 @@
 """Exposures and priors of a plan, against counts of the batches and enumerated answers."""
 
 import dataclasses
+import gzip
 import io
 import itertools
 import json
 import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from rich.console import Console
 
 from orchestrator.cli.plan import plan_row
 from orchestrator.cli.render import plan as plans
-from orchestrator.planning import exposures
+from orchestrator.planning import epochs, exposures
 from orchestrator.planning.input_data import check_data
 from orchestrator.planning.pricing import make_plan
 from orchestrator.records.sweep_dir import SweepDir
@@ -280,6 +282,32 @@ def test_files_of_finished_trials_are_not_read_again(tmp_path):
         assert checked.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("data", "tokens", "told"),
+    [
+        ("path: corpus.txt", 65_536, "text: about 41 epochs of about 1,600 tokens: repeated text "),
+        ("path: corpus.txt, max_bytes: 1000", 65_536, "text: about 195 epochs of about 340 tokens"),
+        ("path: corpus.txt, valid_path: corpus.txt", 65_536, "text: about 33 epochs of about 2,0"),
+        ("path: corpus.txt", 8_192, "text: about 5.1 epochs of about 1,600 tokens: "),
+        ("path: corpus.txt", 4_096, None),
+        ("path: corpus.txt.gz", 65_536, None),
+    ],
+)
+def test_many_epochs_of_a_text_are_told(tmp_path, data, tokens, told):
+    text = b"Nothing is stated here\n" * 208 + b"\n" * 5
+    (tmp_path / "corpus.txt").write_bytes(text)
+    (tmp_path / "corpus.txt.gz").write_bytes(gzip.compress(text))
+    data = f"source: text, {data}, vocab_size: 300, valid_share: 0.2"
+
+    notes = [note for note in planned(tmp_path, data, tokens).notes if note.startswith("text:")]
+
+    if told is None:
+        assert notes == []
+    else:
+        assert [note.startswith(told) for note in notes] == [True], notes
+        assert "up to about 4 epochs (Muennighoff et al. 2023, arXiv 2305.16264)" in notes[0]
+
+
 def test_text_has_no_facts(tmp_path):
     (tmp_path / "corpus.txt").write_text("Nothing is stated here.\n\n" * 200)
     plan = planned(tmp_path, "source: text, path: corpus.txt, vocab_size: 300, valid_share: 0.2")
@@ -287,3 +315,14 @@ def test_text_has_no_facts(tmp_path):
     assert plan.facts == {}
     assert row_of(plan) is None
     assert not [line for line in printed(plan) if line.startswith("facts:")]
+
+
+def test_epochs_of_prepared_tokens_are_exact():
+    tokens = SimpleNamespace(text_tokens=lambda: 568_000, tokens_per_epoch=lambda: 568_000)
+    specs = [SimpleNamespace(accounting={"training_tokens": n}) for n in (1e6, 6e7)]
+
+    (note,) = epochs.notes(tokens, specs)
+
+    assert note.startswith("text: 1.8 to 106 epochs of 568 k tokens: ")
+    assert epochs.notes(tokens, specs[:1]) == []
+    assert epochs.notes(tokens, []) == []

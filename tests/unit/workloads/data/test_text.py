@@ -214,7 +214,8 @@ def test_a_corpus_without_text_is_refused_before_it_is_prepared(tmp_path, conten
         ('{"text": ""}\n', "holds no text; give a file"),
         (
             '{"text": "one"}\n',
-            "holds 1 documents, which leaves none to train on; set data.valid_path",
+            "holds 1 document, which leaves none to train on; set data.valid_path or give more "
+            "text; each line is one document$",
         ),
     ],
 )
@@ -223,6 +224,26 @@ def test_a_corpus_with_nothing_to_train_on_is_refused(tmp_path, cache, content, 
     path.write_text(content)
     with pytest.raises(DataError, match=message):
         Config(path=str(path), vocab_size=300).prepare(cache)
+
+
+def test_plain_text_of_one_document_is_told_what_separates_them(tmp_path, cache):
+    path = tmp_path / "c.txt"
+    path.write_text("A line of a text without blank lines.\n" * 1_000)
+    with pytest.raises(DataError) as caught:
+        Config(path=str(path), vocab_size=300).prepare(cache)
+    assert str(caught.value) == (
+        f"{path}: holds 1 document, which leaves none to train on; set data.valid_path or give "
+        "more text; a document ends at the first blank line after 4,096 characters, or at a line "
+        "end after 65,536"
+    )
+
+
+def test_documents_that_are_all_held_out_are_told_of_the_share(corpus_file, cache):
+    config = Config(path=corpus_file, vocab_size=300, valid_share=0.999999, max_bytes=100)
+    with pytest.raises(
+        DataError, match=r"documents, .* lower data\.valid_share or raise data\.max"
+    ):
+        config.prepare(cache)
 
 
 def test_an_empty_valid_path_is_refused(corpus_file, tmp_path, cache):
