@@ -91,7 +91,8 @@ def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison
         status = AnswerStatus.NO_COMPARISON
     ranking = _ranking_sentence(runs, fits, first, series)
     sentences = [ranking or _difference_sentence(first, found)]
-    further = [_trend_sentence(trends), _multiplier_sentence(first, comparison), *untuned(fits)]
+    multiplier = _multiplier_sentence(first, fits, comparison)
+    further = [_trend_sentence(trends), multiplier, *untuned(fits)]
     others = _other_costs_sentence(first, found)
     sentences += [s for s in (*further, others) if s]
     return SweepAnswer(
@@ -214,7 +215,7 @@ def _with_sign(p: float) -> str:
 
 
 def _multiplier_sentence(
-    found: Sequence[CostDifference], comparison: ArchitectureComparison
+    found: Sequence[CostDifference], fits: SweepFits, comparison: ArchitectureComparison
 ) -> str | None:
     """Return how many times the FLOPs the reference needs, or why no number is claimed."""
     one = _furthest(found)
@@ -227,24 +228,46 @@ def _multiplier_sentence(
     if not curves:
         return None
     curve = curves[0]
-    if curve.verdict.status not in CLAIMED:
+    unclaimed = (
+        f"How many times the FLOPs of {curve.candidate} {curve.reference} needs for the same"
+        f" {curve.outcome} is not claimed"
+    )
+    misfits = _misfits(curve, fits, comparison)
+    if misfits and not curve.verdict.is_misfit:
         return (
-            f"How many times the FLOPs of {curve.candidate} {curve.reference} needs for the same"
-            f" {curve.outcome} is not claimed: the laws are"
-            f" {_article(curve.verdict.status)} (see Multipliers)."
+            f"{unclaimed}: the law of {' and of '.join(misfits)} is a misfit (see Fitted curves)."
         )
+    if curve.verdict.status not in CLAIMED:
+        return f"{unclaimed}: the laws are {_article(curve.verdict.status)} (see Multipliers)."
     i = _last_within_runs(curve)
     if i is None:
         return None
-    band = ""
-    if np.isfinite(curve.low[i]):
-        high = f"{curve.high[i]:.3g}" if np.isfinite(curve.high[i]) else "∞"
-        band = f" [{curve.low[i]:.3g}, {high}]"
+    if not np.isfinite(curve.low[i]):
+        return f"{unclaimed}: it has no interval, so nothing says how well the runs determine it."
+    high = f"{curve.high[i]:.3g}" if np.isfinite(curve.high[i]) else "∞"
+    band = f" [{curve.low[i]:.3g}, {high}]"
     return (
         f"For the {curve.outcome} of {curve.candidate} at"
         f" {amount_text(curve.measure, curve.amount[i])}, {curve.reference} needs"
         f" {curve.multiplier[i]:.3g}×{band} as many (laws {curve.verdict.status})."
     )
+
+
+def _misfits(curve: Multipliers, fits: SweepFits, comparison: ArchitectureComparison) -> list[str]:
+    """Return the architectures of a multiplier whose law misfits among the fitted curves.
+
+    Both places fit the law on their own and may judge it differently. The worse verdict holds.
+    """
+    if comparison.laws is None:
+        return []
+    x = comparison.laws.columns.get("x")
+    return [
+        c.series
+        for c in fits.curves
+        if c.series in (curve.candidate, curve.reference)
+        and (c.spec.outcome, c.spec.x) == (curve.outcome, x)
+        and c.fit.verdict.is_misfit
+    ]
 
 
 def _trend_sentence(trends: Sequence[MemoryTrend]) -> str | None:
@@ -303,13 +326,24 @@ def _last_within_runs(curve: Multipliers) -> int | None:
 def _other_costs_sentence(found: Sequence[CostDifference], every: EqualCost) -> str | None:
     """Return how the furthest architecture does where another cost is held equal."""
     one = _furthest(found)
-    parts = []
+    told, without = [], []
     for d in every.differences:
         if d.candidate != one.candidate or d.measure == one.measure:
             continue
-        number = estimate(d.mean, signed=True)
-        parts.append(f"{d.verdict} at equal {d.measure.label} ({number})")
-    return f"{one.candidate} is {', '.join(parts)}." if parts else None
+        n = d.n_sizes + d.n_unmatched
+        sizes = f" at {d.n_sizes} of {n} sizes" if d.n_unmatched else ""
+        place = f"at equal {d.measure.label}{sizes} ({estimate(d.mean, signed=True)})"
+        if d.verdict == "no interval":
+            without.append(place)
+        else:
+            told.append(f"{d.verdict} {place}")
+    sentence = f"{one.candidate} is {', '.join(told)}" if told else ""
+    if without:
+        subject = f"{sentence}; it" if told else one.candidate
+        sentence = (
+            f"{subject} against {one.reference} has no interval (one seed) {', '.join(without)}"
+        )
+    return f"{sentence}." if sentence else None
 
 
 def _one_architecture(runs: Runs, fits: SweepFits, found: EqualCost) -> list[str]:

@@ -31,6 +31,7 @@ from analysis.scaling.cost_measures import (
     cost_at,
     cost_terms,
     fit_cost,
+    largest_error,
 )
 from analysis.scaling.run_columns import SIZE_INPUTS, RunColumns
 
@@ -435,7 +436,7 @@ def _architecture_law(
             unpriced[measure.name] = "it does not grow with size in these runs"
             continue
         costs[measure.name] = fitted
-        errors[measure.name] = float(np.abs(cost_at(fitted[0], N, M) / amount - 1).max())
+        errors[measure.name] = largest_error(fitted[0], N, M, amount)
     knows_memory = "n_memory" in law.inputs
     domain = Domain(
         params=_span(N),

@@ -10,7 +10,7 @@ from analysis.loading.load import Runs
 from analysis.scaling.architecture_laws import ArchitectureLaws
 from analysis.scaling.candidate_trials import propose_from
 from analysis.scaling.compute_multiplier import Multipliers, multipliers
-from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
+from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure, why_rough
 from analysis.scaling.experimental_design import ExperimentalDesign
 from analysis.scaling.frontier import Frontier, frontier
 from analysis.scaling.sweep_laws import fit_sweep_laws
@@ -31,9 +31,6 @@ DRAWS = 400
 With more architectures each gets fewer, so that ten take no longer than five."""
 
 FEWEST_DRAWS, MOST_DRAWS = 60, 200
-
-COST_ERROR = 0.5
-"""Relative error of a fitted cost from which on it says nothing about other sizes."""
 
 N_NEXT_RUNS = 3
 
@@ -197,12 +194,9 @@ def _no_cost(laws: ArchitectureLaws, measure: CostMeasure) -> str | None:
         domain = law.curve.domain
         if measure.name in domain.unpriced:
             return f"{name}: {domain.unpriced[measure.name]}"
-        error = domain.price_error[measure.name]
-        if error > COST_ERROR:
-            return (
-                f"what sizes of {name} take is no smooth function of size in these runs"
-                f" (off by {error:.0%} at most)"
-            )
+        why = why_rough(name, domain.price_error[measure.name])
+        if why is not None:
+            return why
     return None
 
 

@@ -52,6 +52,9 @@ COST_MEASURES: Mapping[str, CostMeasure] = MappingProxyType(
     }
 )
 
+COST_ERROR = 0.5
+"""Relative error of a fitted cost from which on it says nothing about other sizes."""
+
 BYTES_PER_PARAM = 2.0
 """Of a stored weight (bf16), where a table has stored parameters and no stored bytes."""
 
@@ -94,3 +97,18 @@ def fit_cost(params: Array, memory: Array, amount: Array, weights: Array) -> Arr
 def cost_at(coefficients: Array, params: Array, memory: Array) -> Array:
     """Return the cost of sizes N and M of one shape."""
     return np.asarray(np.tensordot(coefficients, cost_terms(params, memory), axes=1))
+
+
+def largest_error(coefficients: Array, params: Array, memory: Array, amount: Array) -> float:
+    """Return the largest relative error of a fitted cost (5,) among the runs (n,)."""
+    return float(np.abs(cost_at(coefficients, params, memory) / amount - 1).max())
+
+
+def why_rough(name: str, error: float) -> str | None:
+    """Return why a cost of that largest error cannot be held equal, None where it can."""
+    if error <= COST_ERROR:
+        return None
+    return (
+        f"what sizes of {name} take is no smooth function of size in these runs"
+        f" (off by {error:.0%} at most)"
+    )

@@ -7,6 +7,9 @@ to a model. Elsewhere the
 reference's value is interpolated in ln(cost) between its nearest sizes, and never extrapolated. All
 of it is linear in the means over seeds, so intervals and p-values are those of a linear contrast.
 They hold the noise of seeds, and an estimate of the interpolation's error; no fitted law enters.
+
+They do not hold the noise of the cost itself. FLOPs and bytes are counted, and have none. Seconds
+are measured: where they do not follow size nothing is compared at equal seconds.
 """
 
 import math
@@ -19,13 +22,23 @@ from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import MeanEstimate, contrast_of_means
 from analysis.loading.schema import OUTCOMES
-from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
+from analysis.scaling.cost_measures import (
+    COST_MEASURES,
+    CostMeasure,
+    fit_cost,
+    largest_error,
+    why_rough,
+)
 from analysis.scaling.equal_compute import FLOP_TOLERANCE, holm_corrected, told_apart
+from analysis.scaling.run_columns import COLUMNS
 
 Array = NDArray[np.float64]
 
 MEASURES = ("flops", "seconds", "bytes_moved", "total_params")
 """Cost measures that are held equal, those whose column the table has."""
+
+MEASURED = frozenset({"seconds"})
+"""Those that are measured, so that other work on the machine is in them; the others are counted."""
 
 FEWEST_SIZES = 3
 """Sizes of the reference from which on it is interpolated: fewer say nothing about its bend."""
@@ -134,6 +147,9 @@ def equal_cost(
         if measure.column not in table or table[measure.column].isna().any():
             continue
         compared = list(candidates) if measure != BASE else _added_to_presets(candidates, found)
+        if measure.name in MEASURED:
+            compared, refused = _follows_size(measure, reference, theirs, candidates)
+            unmatched += refused
         pairs = {n: _compare(candidates[n], theirs, measure, outcome, level) for n in compared}
         found[measure.name] = [d for d in pairs.values() if d is not None]
         without = [name for name, pair in pairs.items() if pair is None]
@@ -176,6 +192,11 @@ class _Configuration:
     """Of the outcome, over seeds."""
     costs: Mapping[str, float]
     """By column, mean over seeds."""
+    taken: Mapping[str, Array]
+    """By column of what is measured, over seeds."""
+    params: float
+    """NaN where the table has no column of sizes."""
+    memory: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +221,74 @@ def _added_to_presets(
     return [name for name, members in candidates.items() if members[0].architecture in added]
 
 
+def _follows_size(
+    measure: CostMeasure,
+    reference: str,
+    theirs: Sequence[_Configuration],
+    candidates: Mapping[str, Sequence[_Configuration]],
+) -> tuple[list[str], list[str]]:
+    """Return the candidates that can be compared in a measured cost, and why others cannot.
+
+    A neighbour in seconds has to be a neighbour in size, else what is compared are sizes that the
+    noise of the clock brought together.
+    """
+    why = _why_not_rising(measure, reference, theirs) or why_rough(
+        reference, _cost_error(measure, theirs)
+    )
+    if why is not None:
+        return [], [f"at equal {measure.label} nothing is compared: {why}"]
+    errors = {name: _cost_error(measure, members) for name, members in candidates.items()}
+    rough = [name for name, error in errors.items() if why_rough(name, error) is not None]
+    smooth = [name for name in candidates if name not in rough]
+    if not rough:
+        return smooth, []
+    names, are = _in_words(rough), "is" if len(rough) == 1 else "are"
+    why = why_rough(names, max(errors[name] for name in rough))
+    return smooth, [f"at equal {measure.label} {names} {are} not compared: {why}"]
+
+
+def _why_not_rising(
+    measure: CostMeasure, reference: str, theirs: Sequence[_Configuration]
+) -> str | None:
+    """Return why the reference's mean cost cannot order its sizes, None where it rises."""
+    for alike in _by_data(theirs, tokens=True):
+        if any("training_flops" not in c.costs for c in alike):
+            continue
+        in_order = sorted(alike, key=lambda c: c.costs["training_flops"])
+        took = np.asarray([c.costs[measure.column] for c in in_order])
+        most = np.maximum.accumulate(took)
+        worst = int(np.argmax(most / took))
+        what = f"what {reference} takes does not rise with its training FLOPs"
+        if most[worst] / took[worst] > 1 + FLOP_TOLERANCE:
+            return f"{what} ({most[worst]:.3g} s, then {took[worst]:.3g} s with more)"
+        # Equal at all sizes: every size is a match of every other.
+        if len(took) > 1 and most[-1] / took[0] <= 1 + FLOP_TOLERANCE:
+            return f"{what} ({took[0]:.3g} s at every size)"
+    return None
+
+
+def _cost_error(measure: CostMeasure, members: Sequence[_Configuration]) -> float:
+    """Return how far runs lie from a smooth cost of their sizes, at most; 0 without sizes."""
+    errors = [0.0]
+    for alike in _by_data(members, tokens=False):
+        if any(math.isnan(c.params) for c in alike):
+            continue
+        runs = [(c, amount) for c in alike for amount in c.taken[measure.column]]
+        amount = np.asarray([amount / (c.tokens or 1.0) for c, amount in runs])
+        params, memory = np.asarray([(c.params, c.memory) for c, _ in runs]).T
+        fitted = fit_cost(params, memory, amount, np.ones((1, len(runs))))
+        errors.append(largest_error(fitted[0], params, memory, amount))
+    return max(errors)
+
+
+def _by_data(members: Sequence[_Configuration], *, tokens: bool) -> list[list[_Configuration]]:
+    """Return those of the same data together, and of the same tokens where asked for."""
+    groups: dict[object, list[_Configuration]] = {}
+    for one in members:
+        groups.setdefault((one.data, one.tokens if tokens else None), []).append(one)
+    return list(groups.values())
+
+
 def _configurations(
     table: pd.DataFrame, outcome: str, series: Mapping[str, str] | None
 ) -> list[_Configuration]:
@@ -208,6 +297,13 @@ def _configurations(
     by_name = table.groupby("configuration", sort=False)[columns].mean().to_dict(orient="index")
     means = {str(name): row for name, row in by_name.items()}
     values = {str(n): group for n, group in table.groupby("configuration", sort=False)[outcome]}
+    taken = {
+        column: {str(n): group for n, group in table.groupby("configuration", sort=False)[column]}
+        for column in (COST_MEASURES[name].column for name in sorted(MEASURED))
+        if column in table
+    }
+    size = next((c for c in COLUMNS["params"] if c in table), "")
+    memory = next((c for c in COLUMNS["n_memory"] if c in table), "")
     found = []
     for row in table.drop_duplicates("configuration").to_dict(orient="records"):
         name = str(row["configuration"])
@@ -221,6 +317,9 @@ def _configurations(
                 tokens=float(row[TOKENS]) if pd.notna(row.get(TOKENS)) else None,
                 values=values[name].to_numpy(dtype=np.float64),
                 costs={c: float(means[name][c]) for c in columns},
+                taken={c: v[name].to_numpy(dtype=np.float64) for c, v in taken.items()},
+                params=float(row[size]) if pd.notna(row.get(size)) else math.nan,
+                memory=float(row[memory]) if pd.notna(row.get(memory)) else 0.0,
             )
         )
     return found

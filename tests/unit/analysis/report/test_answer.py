@@ -1,6 +1,7 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import analysis
@@ -9,7 +10,9 @@ from analysis.report.advice import advice, seeds_needed
 from analysis.report.answer import AnswerStatus, differences_table, sweep_answer
 from analysis.scaling.best_settings import tuned_settings
 from analysis.scaling.comparison import ArchitectureComparison
+from analysis.scaling.cost_measures import COST_MEASURES
 from analysis.scaling.equal_cost import equal_cost
+from analysis.scaling.series_curves import CurveSpec
 
 NO_LAWS = ArchitectureComparison()
 
@@ -29,8 +32,16 @@ def test_what_differs_is_said_with_interval_size_and_correction(runs, fits):
     assert first.startswith("At equal training FLOPs memory_plus is better than dense")
     assert f"{by_flops.mean.value:+.3f} [" in first
     assert "over 6 sizes" in first
-    assert "after Holm's correction for 3 comparisons" in first
+    assert "after Holm's correction for 2 comparisons" in first
     assert len(found.sentences) <= 3
+
+
+def test_a_difference_of_some_sizes_says_of_how_many(runs, fits):
+    found = sweep_answer(runs, fits, NO_LAWS)
+
+    assert found.sentences[-1].startswith(
+        "memory_plus is worse at equal stored parameters at 4 of 6 sizes (-0.02"
+    )
 
 
 def test_without_a_difference_it_is_open_and_says_how_many_seeds_would_tell(synthetic, tmp_path):
@@ -56,6 +67,9 @@ def test_one_seed_is_no_answer(synthetic, tmp_path):
 
     assert found.status is AnswerStatus.NO_COMPARISON
     assert "has no interval (one seed)" in found.sentences[0]
+    assert found.sentences[-1].startswith(
+        "memory_plus against dense has no interval (one seed) at equal stored parameters at 4 of 6"
+    )
     assert "second and a third seed" in advice(found, fits, NO_LAWS, sweep="s")[0]
     assert differences_table(found.differences, fits).records()[0]["p_holm"] is None
 
@@ -78,6 +92,57 @@ def test_no_number_of_a_misfit_is_claimed(runs, fits):
 
     assert "is not claimed: the laws are a misfit" in contents.answer.sentences[1]
     assert "so no run can be said to narrow it most" in " ".join(contents.advice)
+
+
+def comparison_with(*, low, high, status=VerdictStatus.DOUBTFUL):
+    """One multiplier of 1.3 at equal FLOPs, of laws in stored parameters."""
+    curve = SimpleNamespace(
+        candidate="memory_plus",
+        reference="dense",
+        measure=COST_MEASURES["flops"],
+        outcome="loss",
+        amount=np.asarray([1.96e10]),
+        multiplier=np.asarray([1.3]),
+        low=np.asarray([low]),
+        high=np.asarray([high]),
+        extrapolated=np.asarray([False]),
+        verdict=FitVerdict(status=status, sentence=""),
+    )
+    laws = SimpleNamespace(columns={"x": "total_params"})
+    return SimpleNamespace(multipliers=[curve], laws=laws)
+
+
+def test_a_multiplier_without_an_interval_is_not_claimed(runs, fits):
+    sure, unknown = (
+        sweep_answer(runs, replace(fits, curves=()), comparison_with(low=low, high=np.nan))
+        for low in (1.1, np.nan)
+    )
+
+    assert sure.sentences[1] == (
+        "For the loss of memory_plus at 1.96e+10 FLOPs, dense needs 1.3× [1.1, ∞] as many"
+        " (laws doubtful)."
+    )
+    assert unknown.sentences[1] == (
+        "How many times the FLOPs of memory_plus dense needs for the same loss is not claimed: it"
+        " has no interval, so nothing says how well the runs determine it."
+    )
+
+
+@pytest.mark.parametrize("status", [VerdictStatus.DOUBTFUL, VerdictStatus.UNDERDETERMINED])
+def test_a_law_that_misfits_among_the_curves_gives_no_multiplier(runs, fits, status):
+    """Multipliers fit the same law once more, and may judge it more kindly."""
+    misfit = SimpleNamespace(
+        series="dense",
+        spec=CurveSpec(outcome="loss", x="total_params", law="power_law"),
+        fit=SimpleNamespace(verdict=FitVerdict(status=VerdictStatus.MISFIT, sentence="")),
+    )
+    comparison = comparison_with(low=1.1, high=1.5, status=status)
+
+    found = sweep_answer(runs, replace(fits, curves=[misfit]), comparison)
+
+    assert found.sentences[1].endswith(
+        "is not claimed: the law of dense is a misfit (see Fitted curves)."
+    )
 
 
 def test_of_laws_that_runs_do_not_determine_no_width_is_said(runs, fits):

@@ -141,3 +141,65 @@ def test_recall_of_nothing_gives_way_to_what_differs():
 
     assert equal_cost(table, reference="dense").outcome == "loss"
     assert equal_cost(some, reference="dense").outcome == "factual_recall"
+
+
+def timed(table, seconds_of):
+    """Seconds of each run by its architecture, its place among the sizes and its seed."""
+    place = table["training_flops"].rank(method="dense").astype(int) - 1
+    runs = zip(table["architecture"], place, table["seed"], strict=True)
+    taken = [float(seconds_of(*run)) for run in runs]
+    return table.assign(train_seconds=taken, active_params=table["training_flops"] / 6e6)
+
+
+def rising(place):
+    return 2.0 * 1e2 ** (place / 5)
+
+
+def at_equal_seconds(found):
+    return [d for d in found.differences if d.measure.name == "seconds"]
+
+
+def test_seconds_that_rise_with_size_are_held_equal():
+    table = timed(two(shift=0.05), lambda name, place, seed: rising(place) * (1 + 0.02 * seed))
+
+    (found,) = at_equal_seconds(equal_cost(table, reference="dense"))
+
+    assert (found.n_sizes, found.verdict) == (6, "better")
+
+
+def test_seconds_that_fall_with_size_compare_nothing_and_are_not_corrected_for():
+    """Of a run beside other work: a neighbour in seconds was any size."""
+    busy = (7.2, 13, 16, 15, 9.6, 11)
+    table = timed(two(shift=0.05), lambda name, place, seed: busy[place] if name == "dense" else 10)
+
+    found = equal_cost(table, reference="dense")
+
+    assert at_equal_seconds(found) == []
+    assert found.n_corrected == 1
+    assert found.unmatched == [
+        "at equal measured training seconds nothing is compared: what dense takes does not rise"
+        " with its training FLOPs (16 s, then 9.6 s with more)"
+    ]
+
+
+def test_seconds_that_no_size_changes_compare_nothing():
+    found = equal_cost(two(shift=0.05).assign(train_seconds=12.5), reference="dense")
+
+    assert at_equal_seconds(found) == []
+    assert "does not rise with its training FLOPs (12.5 s at every size)" in found.unmatched[0]
+
+
+@pytest.mark.parametrize("slow", ["dense", "memory"])
+def test_seconds_of_an_architecture_that_are_no_function_of_size_compare_nothing(slow):
+    """Their means rise, but one seed took three times as long."""
+
+    def seconds_of(name, place, seed):
+        return rising(place) * (3 if name == slow and seed == 2 else 1)
+
+    found = equal_cost(timed(two(shift=0.05), seconds_of), reference="dense")
+
+    assert at_equal_seconds(found) == []
+    who = "nothing is compared" if slow == "dense" else "memory is not compared"
+    (why,) = found.unmatched
+    assert why.startswith(f"at equal measured training seconds {who}: what sizes of {slow} take is")
+    assert "no smooth function of size in these runs (off by 63% at most)" in why
