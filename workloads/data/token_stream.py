@@ -1,5 +1,6 @@
 """Windows of input and shifted target, cut from a token stream by epoch."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,7 +26,7 @@ def gather_windows(
 
 
 @dataclass(kw_only=True)
-class EpochCorpus:
+class EpochCorpus(ABC):
     """A corpus that makes the tokens of every epoch anew, and keeps those of the last two.
 
     A batch may straddle an epoch's end.
@@ -35,9 +36,9 @@ class EpochCorpus:
     """Length of every epoch."""
     _streams: dict[tuple[int, int], NDArray[np.integer]] = field(default_factory=dict, repr=False)
 
+    @abstractmethod
     def epoch(self, epoch: int, seed: int) -> NDArray[np.integer]:
         """Return all tokens of an epoch, documents shuffled. Does not depend on earlier epochs."""
-        raise NotImplementedError
 
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
         """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).

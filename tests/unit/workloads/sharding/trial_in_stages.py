@@ -91,7 +91,7 @@ def stage(folder: Path, asked: dict[str, Any], rank: int, meeting: Path) -> dict
         memory_ranks=asked["memory_ranks"],
         memory_layout=asked["layout"],
         dense_parameters=asked.get("dense", "replicated"),
-        # Each stage would compile anew, on every rank, for three steps.
+        # Each stage would compile anew, on every rank, for a few steps.
         compile=False,
         rendezvous=meeting / "meet",
     )
