@@ -198,8 +198,9 @@ def fit_chain(
     table = _sizes(law, runs, columns or {}, first)
     losses = numbers(runs, loss, why=LOSS_ADVICE, among=first | second)
     outcomes = _outcomes(runs, outcome, second, accept)
-    warnings = _warnings(table, losses, first, loss, clusters, accept)
     configurations = labels(runs, clusters, equal_rows(*table.values()))
+    named = None if clusters is None else np.unique(configurations, return_inverse=True)[1]
+    warnings = _warnings(table, losses, first, loss, named, accept)
     # One set of resamples for both stages, so that their errors stay together.
     needs = [(first, [*table.values()], law.n_free), (second, [losses], link.n_free)]
     weights = _resamples(configurations, needs, law.min_spare, n_draws=n_draws, seed=seed)
@@ -355,7 +356,7 @@ def _warnings(
     losses: Array,
     among: Mask,
     name: str,
-    clusters: object,
+    configurations: NDArray[np.int64] | None,
     accept: Collection[str],
 ) -> tuple[str, ...]:
     """Return what is odd about the rows of the first stage, by their numbers in the whole table."""
@@ -365,7 +366,7 @@ def _warnings(
         {k: v[among] for k, v in table.items()},
         losses[among],
         outcome=name,
-        seeds_named=clusters is not None,
+        configurations=None if configurations is None else configurations[among],
         rows=np.flatnonzero(among),
     )
     return tuple(w.sentence for w in found if w.kind not in accept)

@@ -183,6 +183,8 @@ def test_seeds_of_one_configuration_are_of_one_kind_however_far_apart():
 
     assert "two recipes" not in named.sentence
     assert "have equal sizes, and mean loss is" in of_two.sentence
+    stages = [chain(both, clusters=np.tile(np.arange(24), 2)), chain(both, clusters=np.arange(48))]
+    assert ["two recipes" in " ".join(found.warnings) for found in stages] == [False, True]
 
 
 def test_two_architectures_under_one_name_are_seen_in_the_residuals():
