@@ -23,10 +23,14 @@ FAILED = "dense-4aea58ac29f3"
 INTERRUPTED = "memory_plus-5072d636fd76"
 
 
+AS_DATA = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""What Python takes from 3.11.4 on."""
+
+
 @pytest.fixture
 def sweep(tmp_path):
     with tarfile.open(Path(__file__).parent / "recorded_runs.tar.gz") as recorded:
-        recorded.extractall(tmp_path / "runs", filter="data")
+        recorded.extractall(tmp_path / "runs", **AS_DATA)
     return SweepDir(tmp_path / "runs" / "recorded")
 
 
