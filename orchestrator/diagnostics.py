@@ -18,7 +18,7 @@ from orchestrator.node import private_folder
 from orchestrator.node.hardware import usable_cores, visible_gpus
 from orchestrator.planning.runtime_prior import matmul_flops_per_second, params_within
 from orchestrator.records import units
-from orchestrator.records.storage_errors import nearest_existing
+from orchestrator.records.storage_errors import nearest_existing, unwritable
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "beegfs", "fuse.sshfs"}
@@ -126,9 +126,9 @@ def _disk(runs: Path) -> Check:
 
 
 def _runs_folder(runs: Path) -> Check:
-    folder = nearest_existing(runs.absolute())
-    if not os.access(folder, os.W_OK):
-        return _fail(f"{folder} is not writable", "pass --runs with a folder of yours")
+    why = unwritable(runs.absolute())
+    if why:
+        return _fail(f"{runs} {why}", "pass --runs with a folder of yours")
     return _ok(str(runs))
 
 

@@ -6,11 +6,15 @@ from typing import Any
 
 from analysis.loading.histories import HistoryPoint
 from analysis.loading.schema import Reading, exclusion, metric_value, plain_row
+from orchestrator.records.earlier_submissions import NOT_ASKED_FOR, earlier_trials, told
 from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.sweep_dir import SweepDir, sweep_dir
 from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Outcome, TrialState
 from orchestrator.records.varied_settings import flat_settings
+
+LEFT_ALONE = "left alone"
+"""State of a trial that waits and that submitting again would not train."""
 
 
 def read_folder(path: Path, sweep: str | None) -> Reading:
@@ -26,9 +30,14 @@ def read_folder(path: Path, sweep: str | None) -> Reading:
         question=_question(sweeps[0].path / "sweep.yaml") if len(sweeps) == 1 else None
     )
     for folder in sweeps:
+        submissions = folder.submissions()
+        earlier = earlier_trials(folder, submissions[-1]["trial_ids"]) if submissions else []
+        if earlier:
+            reading.notes.append(f"{folder.name}: {told(earlier)}")
+        left_alone = {trial.trial_id for trial in earlier}
         for trial in _trials(folder, reading.left_out):
             try:
-                _read_trial(trial, folder.name, reading)
+                _read_trial(trial, folder.name, reading, asked=trial.trial_id not in left_alone)
             except (StoreError, TypeError, ValueError) as error:
                 named = {"trial_id": trial.trial_id, "sweep": folder.name}
                 reading.left_out.append(
@@ -37,7 +46,7 @@ def read_folder(path: Path, sweep: str | None) -> Reading:
     return reading
 
 
-def _read_trial(trial: TrialDir, sweep: str, reading: Reading) -> None:
+def _read_trial(trial: TrialDir, sweep: str, reading: Reading, *, asked: bool) -> None:
     spec, state = trial.spec(), trial.state()
     if state is not TrialState.DONE:
         named = {
@@ -47,9 +56,10 @@ def _read_trial(trial: TrialDir, sweep: str, reading: Reading) -> None:
             "seed": spec.seed,
             **spec.accounting,
         }
-        reading.left_out.append(
-            exclusion(named, state=state.value, reason=_why_not_done(trial, state))
-        )
+        shown, why = state.value, _why_not_done(trial, state)
+        if state is TrialState.WAITING and not asked:
+            shown, why = LEFT_ALONE, f"{why}; {NOT_ASKED_FOR}"
+        reading.left_out.append(exclusion(named, state=shown, reason=why))
         return
     result = trial.result() or {}
     last = {name: steps[max(steps)][1] for name, steps in trial.metrics().items()}

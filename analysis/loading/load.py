@@ -42,7 +42,7 @@ class Runs:
     """What the sweep file says it asks."""
     notes: Sequence[str] = ()
     """Of somebody's table: which column was taken for what, and what is doubtful
-    (`analysis/loading/validation.py`)."""
+    (`analysis/loading/validation.py`). Of a runs folder: trials of earlier submissions."""
     call: str | None = None
     """How somebody's table was loaded, to do it again."""
     environment: Mapping[str, str] = field(default_factory=dict)

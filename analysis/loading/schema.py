@@ -101,7 +101,8 @@ class Reading:
     question: str | None = None
     """What the sweep says it asks."""
     notes: list[str] = field(default_factory=list)
-    """Of anybody's table: what was taken for what, and what is doubtful."""
+    """Of anybody's table: what was taken for what, and what is doubtful. Of a runs folder: trials
+    of earlier submissions."""
     call: str | None = None
     """Of anybody's table: how it was loaded."""
 

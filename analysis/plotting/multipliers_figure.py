@@ -16,6 +16,7 @@ from analysis.plotting.axes import INK, OUTSIDE, band_caption, legend_above, log
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.fit_panels import MISFIT_LINE, is_misfit, misfit_words
 from analysis.plotting.shaded_panels import (
+    FAR,
     amount_axis,
     capital,
     curve_handle,
@@ -33,6 +34,11 @@ MEASURE_WORDS = {
     "bytes_moved": "Bytes read",
     "stored_bytes": "Bytes stored",
 }
+
+WIDEST = 5.0
+"""Factor beyond the curves up to which intervals that rest on runs widen a panel."""
+
+ARROW = "arrow: the band goes on outside the panel"
 
 
 def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> Figure:
@@ -62,11 +68,14 @@ def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> 
         axes = figure.subplots(n_rows, n_columns, squeeze=False).ravel()
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
-        for axis, ((_, tokens), members) in zip(axes, panels.items(), strict=False):
+        leaves = [
             _draw_panel(axis, members, tokens, styles, size=size)
+            for axis, ((_, tokens), members) in zip(axes, panels.items(), strict=False)
+        ]
         legend_above(figure, _handles(curves, styles), most_columns=3 * n_columns)
         misfits = sorted({n for c in curves for n, f in c.fits.items() if is_misfit(f)})
-        band_caption(figure, curves[0].level, misfit_words(misfits))
+        words = (ARROW if any(leaves) else "", misfit_words(misfits))
+        band_caption(figure, curves[0].level, " · ".join(filter(None, words)))
     return figure
 
 
@@ -77,10 +86,11 @@ def _draw_panel(
     styles: dict[str, SeriesStyle],
     *,
     size: bool,
-) -> None:
+) -> bool:
+    """Draw one panel; return whether a band leaves it."""
     first = curves[0]
     by_tokens = _tokens_vary(first)
-    ends: list[float] = []
+    bands = []
     for curve in curves:
         x, style = _x(curve, by_tokens), styles[curve.candidate]
         if curve.verdict.is_misfit:
@@ -89,7 +99,7 @@ def _draw_panel(
         if size:
             shown = (curve.size, curve.size_low, curve.size_high)
         draw_curve(axes, x, shown, extrapolated=curve.extrapolated, style=style)
-        ends += shown[0][np.isfinite(shown[0])].tolist()
+        bands.append((curve, shown))
         for i in curve.refusals:
             at: Any = {"transform": axes.get_xaxis_transform(), "clip_on": False}
             axes.plot(x[i], 0.97, marker="x", markersize=5, color=style.colour, **at)
@@ -100,9 +110,56 @@ def _draw_panel(
     axes.set_title(f"At equal {label}")
     axes.set_ylabel(f"{what} that {first.reference}\nneeds for the same {first.outcome} (×)")
     amount_axis(axes, (f"Training tokens, {label}" if by_tokens else capital(label)) + tokens)
-    # The curves set the scale, not how far an uncertain band reaches.
-    low, high = min([0.8, *ends]) / 1.5, max([1.25, *ends]) * 1.5
+    low, high = _limits(bands)
     log_scale(axes, "y", low, high, show="{:g}".format, most=7)
+    leaves = False
+    for i, (curve, (_, lows, highs)) in enumerate(bands):
+        x, colour = _x(curve, by_tokens), styles[curve.candidate].colour
+        # Of arrows at one place the one behind is longer.
+        length = 0.06 + 0.09 * (1 - i / len(bands))
+        for ends, edge in ((1 / lows, 0.0), (highs, 1.0)):
+            for place in _leaving(x, ends, high if edge else 1 / low):
+                leaves = True
+                _draw_arrow(axes, place, edge, length=length, colour=colour)
+    return leaves
+
+
+def _limits(bands: Sequence[tuple[Multipliers, tuple[Array, Array, Array]]]) -> tuple[float, float]:
+    """Return the ends of a panel: of curves, and of bands on runs that are not much wider."""
+    values = np.concatenate([shown[0] for _, shown in bands])
+    values = values[np.isfinite(values)]
+    low, high = min([0.8, *values]), max([1.25, *values])
+    ends = np.concatenate([e[~curve.extrapolated] for curve, shown in bands for e in shown[1:]])
+    ends = ends[(ends >= low / WIDEST) & (ends <= high * WIDEST)]
+    return min([low / 1.5, *(ends / 1.1)]), max([high * 1.5, *(ends * 1.1)])
+
+
+def _leaving(x: Array, ends: Array, limit: float) -> list[float]:
+    """Return where a band's upper end (m,) crosses a limit; the middle where all is beyond it."""
+    y = np.log(np.clip(ends, 1 / FAR, FAR))
+    beyond = y > np.log(limit)
+    places = []
+    for start, end in np.flatnonzero(np.diff(beyond, prepend=False, append=False)).reshape(-1, 2):
+        sides = ((start - 1, start), (end, end - 1))
+        inside = [(i, j) for i, j in sides if 0 <= i < len(x) and np.isfinite(y[i])]
+        for i, j in inside:
+            share = (np.log(limit) - y[i]) / (y[j] - y[i])
+            places.append(float(x[i] * (x[j] / x[i]) ** share))
+        if not inside:
+            places.append(float(np.sqrt(x[start] * x[end - 1])))
+    return places
+
+
+def _draw_arrow(axes: Axes, x: float, edge: float, *, length: float, colour: str) -> None:
+    """Draw an arrow to the lower (0) or upper (1) edge of a panel, as long as a share of it."""
+    axes.annotate(
+        "",
+        xy=(x, edge),
+        xytext=(x, abs(edge - length)),
+        xycoords=axes.get_xaxis_transform(),
+        arrowprops={"arrowstyle": "-|>", "color": colour, "shrinkA": 0, "shrinkB": 0},
+        annotation_clip=False,
+    )
 
 
 def _handles(curves: Sequence[Multipliers], styles: dict[str, SeriesStyle]) -> list[Artist]:

@@ -13,6 +13,9 @@ from analysis.plotting.style import SeriesStyle
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+FAR = 1e30
+"""Where the upper end of a band without one is drawn: beyond every panel."""
+
 WIDTH, MARKER_SIZE, MARKER_EDGE = 2.4, 6, 1.4
 
 
@@ -26,8 +29,7 @@ def draw_curve(
 ) -> None:
     """Draw a curve (m,) with the low and high end of its band."""
     y, low, high = curve
-    # A band without an upper end is drawn to the edge of the panel.
-    top = np.where(np.isinf(high), 1e30, high)
+    top = np.where(np.isinf(high), FAR, high)
     firm = ~extrapolated
     joined = firm | np.append(firm[1:], False) | np.append(False, firm[:-1])
     colour, line = style.colour, style.line

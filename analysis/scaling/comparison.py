@@ -10,9 +10,11 @@ from analysis.loading.load import Runs
 from analysis.scaling.architecture_laws import ArchitectureLaws
 from analysis.scaling.candidate_trials import propose_from
 from analysis.scaling.compute_multiplier import Multipliers, multipliers
-from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure, why_rough
+from analysis.scaling.cost_measures import COST_MEASURES, why_rough
+from analysis.scaling.equal_cost import why_not_rising
 from analysis.scaling.experimental_design import ExperimentalDesign
 from analysis.scaling.frontier import Frontier, frontier
+from analysis.scaling.series_curves import name_series
 from analysis.scaling.sweep_laws import fit_sweep_laws
 from analysis.scaling.sweep_summary import SweepFits
 
@@ -88,8 +90,9 @@ def compare_architectures(
         why = (f"Not for these runs: {error}.",)
         unavailable = {"multipliers": why, "frontier": later, "next_runs": later}
         return ArchitectureComparison(unavailable=unavailable)
-    curves, no_multipliers = _all_multipliers(laws, fits.baseline, runs, progress)
-    frontiers, no_frontier = _frontiers(laws, progress)
+    no_cost = _no_cost(laws, runs, fits)
+    curves, no_multipliers = _all_multipliers(laws, fits.baseline, runs, no_cost, progress)
+    frontiers, no_frontier = _frontiers(laws, no_cost, progress)
     design, no_design = _design(laws, runs, trials, progress)
     left_out = tuple(f"Without {name}: {why}." for name, why in laws.left_out.items())
     return ArchitectureComparison(
@@ -106,7 +109,11 @@ def compare_architectures(
 
 
 def _all_multipliers(
-    laws: ArchitectureLaws, baseline: str, runs: Runs, progress: Progress
+    laws: ArchitectureLaws,
+    baseline: str,
+    runs: Runs,
+    no_cost: Mapping[str, str],
+    progress: Progress,
 ) -> tuple[list[Multipliers], list[str]]:
     """Return the multipliers of every other architecture, and why a measure has none."""
     names = list(laws.by_name)
@@ -119,9 +126,8 @@ def _all_multipliers(
     found: list[Multipliers] = []
     missing = []
     for measure in (COST_MEASURES[name] for name in MEASURES):
-        why = _no_cost(laws, measure)
-        if why is not None:
-            missing.append(f"Not at equal {measure.label}: {why}.")
+        if measure.name in no_cost:
+            missing.append(f"Not at equal {measure.label}: {no_cost[measure.name]}.")
             continue
         progress(f"multipliers at equal {measure.label}")
         tokens = None if measure.with_tokens else _middle_tokens(laws, runs)
@@ -142,7 +148,9 @@ def _all_multipliers(
     return found, missing
 
 
-def _frontiers(laws: ArchitectureLaws, progress: Progress) -> tuple[list[Frontier], list[str]]:
+def _frontiers(
+    laws: ArchitectureLaws, no_cost: Mapping[str, str], progress: Progress
+) -> tuple[list[Frontier], list[str]]:
     """Return the frontier of each budget, and why a budget has none."""
     if laws.columns.get("x") == "training_flops":
         return [], [
@@ -158,9 +166,8 @@ def _frontiers(laws: ArchitectureLaws, progress: Progress) -> tuple[list[Frontie
         ]
     found, missing, empty = [], [], []
     for measure in (COST_MEASURES[name] for name in BUDGETS):
-        why = _no_cost(laws, measure)
-        if why is not None:
-            missing.append(f"Not for budgets of {measure.label}: {why}.")
+        if measure.name in no_cost:
+            missing.append(f"Not for budgets of {measure.label}: {no_cost[measure.name]}.")
             continue
         progress(f"frontier over {measure.label}")
         one = frontier(laws, measure=measure.name)
@@ -188,16 +195,35 @@ def _design(
         return None, (f"None can be named: {error}.",)
 
 
-def _no_cost(laws: ArchitectureLaws, measure: CostMeasure) -> str | None:
-    """Return why architectures cannot be held equal in a measure, None where they can."""
-    for name, law in laws.by_name.items():
-        domain = law.curve.domain
-        if measure.name in domain.unpriced:
-            return f"{name}: {domain.unpriced[measure.name]}"
-        why = why_rough(name, domain.price_error[measure.name])
-        if why is not None:
-            return why
-    return None
+def _no_cost(laws: ArchitectureLaws, runs: Runs, fits: SweepFits) -> dict[str, str]:
+    """Return by cost measure why architectures cannot be held equal in it.
+
+    Measured costs have to follow size as they do where means are compared (`equal_cost`).
+    """
+    series = name_series(runs.table, by=[n for n in fits.apart if not n.startswith("data.")])
+    found: dict[str, str] = {}
+    for name, measure in COST_MEASURES.items():
+        domains = {architecture: law.curve.domain for architecture, law in laws.by_name.items()}
+        unpriced = {a: d.unpriced[name] for a, d in domains.items() if name in d.unpriced}
+        if unpriced:
+            architecture, why = next(iter(unpriced.items()))
+            found[name] = f"{architecture}: {why}"
+            continue
+        rough = (why_rough(a, d.price_error[name]) for a, d in domains.items())
+        reasons = (
+            why_not_rising(
+                measure,
+                runs.table,
+                reference=fits.baseline,
+                outcome=laws.outcome,
+                series=series,
+            ),
+            *rough,
+        )
+        first = next(filter(None, reasons), None)
+        if first is not None:
+            found[name] = first
+    return found
 
 
 def _middle_tokens(laws: ArchitectureLaws, runs: Runs) -> float | None:

@@ -247,6 +247,24 @@ def _follows_size(
     return smooth, [f"at equal {measure.label} {names} {are} not compared: {why}"]
 
 
+def why_not_rising(
+    measure: CostMeasure,
+    table: pd.DataFrame,
+    *,
+    reference: str,
+    outcome: str,
+    series: Mapping[str, str] | None = None,
+) -> str | None:
+    """Return why a measured cost cannot order the reference's sizes, None where it rises.
+
+    Arguments are those of `equal_cost`; a cost that is counted always rises.
+    """
+    if measure.name not in MEASURED:
+        return None
+    theirs = _reference_configurations(_configurations(table, outcome, series), reference)
+    return _why_not_rising(measure, reference, theirs)
+
+
 def _why_not_rising(
     measure: CostMeasure, reference: str, theirs: Sequence[_Configuration]
 ) -> str | None:

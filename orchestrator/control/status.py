@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
 from orchestrator.control.terminal_text import printable
-from orchestrator.records import status_cache, storage_errors
+from orchestrator.records import earlier_submissions, status_cache, storage_errors
 from orchestrator.records.errors import StoreError
 from orchestrator.records.liveness import is_alive, living
 from orchestrator.records.locks import STALE_S
@@ -81,7 +81,7 @@ class SweepStatus:
     submission: int | None
     """Of the last controller; None when there never was one."""
     trials: tuple[TrialStatus, ...]
-    """In the order of the submission; trials of earlier submissions are left out."""
+    """In the order of the submission; `earlier` tells of trials that it does not ask for."""
     controller_alive: bool
     controller: str
     """`pid 123 on host`, empty when there never was one."""
@@ -98,6 +98,8 @@ class SweepStatus:
     """Excluded nodes, a sentence each."""
     unreadable: tuple[str, ...] = ()
     """Trials with damaged files, a sentence each. They are not among `trials`."""
+    earlier: str = ""
+    """A sentence on trials of earlier submissions that are not among `trials`; empty without."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "controller", printable(self.controller))
@@ -178,6 +180,7 @@ def status_from_disk(
         submission=record.get("submission"),
         trials=statuses,
         unreadable=unreadable,
+        earlier=earlier_submissions.told(earlier_submissions.earlier_trials(sweep, listed)),
         controller_alive=alive or bool(controlled) or (queue is not None and queue.n_jobs > 0),
         controller=f"pid {record['pid']} on {record['host']}" if record else "",
         stopping=bool(live.get("stopping")),

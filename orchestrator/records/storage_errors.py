@@ -74,6 +74,24 @@ def is_unusable(error: OSError, runs: Path | None) -> bool:
     return place in (runs, *runs.parents) or place.parent == runs
 
 
+def unwritable(folder: Path) -> str:
+    """Return why nothing can be written in a folder, or it cannot be made; empty if it can.
+
+    It makes nothing.
+
+    Raises:
+        OSError: If the storage fails.
+    """
+    try:
+        # os.access is no answer: to root it allows all.
+        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
+            return ""
+    except OSError as error:
+        if error.errno in FAILING - {errno.EROFS}:
+            raise
+        return f"cannot be written ({os.strerror(error.errno or 0).lower()})"
+
+
 def require_writable(folder: Path, *, option: str) -> None:
     """Refuse a folder in which nothing can be written, or that cannot be made; make nothing.
 
@@ -85,17 +103,9 @@ def require_writable(folder: Path, *, option: str) -> None:
         UsageError: If the system refuses a file there.
         OSError: If the storage fails.
     """
-    try:
-        # os.access is no answer: to root it allows all.
-        with tempfile.TemporaryFile(dir=nearest_existing(folder)):
-            pass
-    except OSError as error:
-        if error.errno in FAILING - {errno.EROFS}:
-            raise
-        why = os.strerror(error.errno or 0).lower()
-        raise UsageError(
-            f"{folder}: cannot be written ({why}); name another place with {option}"
-        ) from error
+    why = unwritable(folder)
+    if why:
+        raise UsageError(f"{folder}: {why}; name another place with {option}")
 
 
 def full_message(error: BaseException, *places: Path) -> str:

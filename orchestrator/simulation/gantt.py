@@ -3,7 +3,6 @@
 Drawing needs matplotlib.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.records.errors import StoreError
+from orchestrator.records.storage_errors import unwritable
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.simulation import gantt_rows
 from orchestrator.simulation.simulate import Simulation
@@ -39,15 +39,10 @@ def check_place(path: Path) -> None:
     """
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{path}: a picture ends in {', '.join(SUFFIXES)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The name alone does not tell: only the file system knows whether it takes a file there.
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{path}: {path.parent} takes no file ({error.strerror}); name another folder"
-        ) from error
+    why = unwritable(path.parent)
+    if why:
+        raise ValueError(f"{path}: {path.parent} {why}; name another folder")
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise ValueError(f"{path}: is a folder; name a file")
 

@@ -92,6 +92,7 @@ def status_table(status: SweepStatus, *, rows: int = MOST_ROWS) -> RenderableTyp
         parts.append(Text(f"… and {len(trials) - rows} more ({hint})", style="dim"))
     parts += [Text(f"{n} {state.value}: {why}", style="dim") for (state, why), n in shared.items()]
     parts += [Text(sentence, style="yellow") for sentence in (*status.excluded, *status.unreadable)]
+    parts += [Text(f"note: {status.earlier}", style="yellow")] if status.earlier else []
     parts += [Text(sentence, style="red") for sentence in (status.full_disk,) if sentence]
     parts.append(totals_text(status))
     return Group(*parts)

@@ -11,7 +11,6 @@ import hashlib
 import logging
 import shutil
 import statistics
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 
 from orchestrator.records.errors import StoreError
 from orchestrator.records.json_files import read_json, write_json
+from orchestrator.records.storage_errors import unwritable
 from orchestrator.records.trial_spec import Resources, canonical_json
 from orchestrator.sweep.draft_trial import Match
 from orchestrator.sweep.matching import budget, step_time_search
@@ -256,7 +256,7 @@ class StepTimeCache:
         query.check_one_rank_suffices()
         where = query.match.where
         if query.key not in self._failed:
-            refused = self._unwritable()
+            refused = unwritable(self.path.parent)  # before minutes are spent on it
             if refused:
                 message = (
                     f"step times are kept in {self.path.name} beside the sweep file, "
@@ -280,14 +280,6 @@ class StepTimeCache:
             fix += ", or write solve: tokens" * (query.field != "tokens")
         diagnostic = where.diagnostic_at_key(failed.message, fix, kind="combination")
         raise InvalidError(diagnostic.of(query.architecture))
-
-    def _unwritable(self) -> str:
-        """Return why nothing can be written, before minutes are spent on it; empty if it can."""
-        try:
-            with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name}-"):
-                return ""
-        except OSError as error:
-            return f"cannot be written ({error.strerror})"
 
 
 def _pins_of(sweep_file: Path) -> Path:

@@ -21,6 +21,13 @@ def test_whatever_is_not_ok_says_what_to_do(tmp_path):
     assert all(c.fix for c in diagnostics.run_checks(tmp_path) if c.severity is not Severity.OK)
 
 
+def test_a_runs_folder_that_cannot_be_made_fails_for_root_too():
+    check = by_name(diagnostics.run_checks(Path("/proc/xx")))["runs folder"]
+
+    assert check.severity is Severity.FAIL
+    assert check.found == "/proc/xx cannot be written (no such file or directory)"
+
+
 def test_a_taken_port_is_named(tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -161,6 +161,11 @@ class Config:
         }
         if paths:
             _require_text(paths, sum(map(n_read.__getitem__, paths)), problems)
+        if self.valid_path is None and not self._is_remote and not problems.total:
+            # One alone will be held out.
+            n_first = sum(1 for _ in islice(_train_documents(self, problems), 2))
+            if n_first == 1:
+                problems.add(paths[0], None, *_none_left(self, n_first, paths[0]))
         problems.raise_if_any()
 
     def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":

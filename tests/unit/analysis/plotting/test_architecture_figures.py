@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,59 @@ def test_ground_is_shaded_where_a_curve_extrapolates_and_nowhere_else(curves):
     shaded = [any(low <= x <= high for low, high in ends) for x in curves[0].amount]
     assert 0 < sum(shaded) < len(shaded)
     assert shaded == list(curves[0].extrapolated)
+
+
+def arrows(axis):
+    """The edge that each arrow of a panel points at, and where."""
+    return [(a.xy[1], a.xy[0]) for a in axis.texts if a.arrow_patch is not None]
+
+
+def test_a_band_that_leaves_the_panel_has_an_arrow_there_and_does_not_set_the_scale(curves):
+    flops = curves[0]
+    plain = replace(flops, low=flops.multiplier / 1.1, high=flops.multiplier * 1.1)
+    endless = replace(
+        plain,
+        high=np.where(np.arange(12) >= 8, np.inf, plain.high),
+        low=np.where(np.arange(12) < 2, plain.low / 1e6, plain.low),
+    )
+
+    (within,), (beyond,) = (multipliers_figure([c]).axes for c in (plain, endless))
+
+    assert arrows(within) == []
+    (below, left), (above, right) = arrows(beyond)
+    assert (below, above) == (0.0, 1.0)
+    assert flops.amount[1] < left < flops.amount[2]
+    assert flops.amount[7] < right < flops.amount[8]
+    assert beyond.get_ylim() == within.get_ylim()
+    captions = [multipliers_figure([c]).get_supxlabel() for c in (plain, endless)]
+    assert ["arrow: the band goes on outside" in words for words in captions] == [False, True]
+
+
+@pytest.mark.parametrize("low", [0.5, np.inf])
+def test_a_band_that_is_outside_all_along_has_one_arrow(curves, low):
+    endless = replace(curves[0], low=np.full(12, low), high=np.full(12, np.inf))
+
+    (panel,) = multipliers_figure([endless]).axes
+
+    assert [edge for edge, _ in arrows(panel)].count(1.0) == 1
+
+
+def test_bands_on_runs_are_drawn_whole_unless_far_wider_than_the_curves(curves):
+    flops = curves[0]
+    firm = ~flops.extrapolated
+    assert firm.any()
+    plain = replace(flops, low=flops.multiplier / 1.1, high=flops.multiplier * 1.1)
+    wide, wider = (
+        replace(plain, high=np.where(firm, flops.multiplier * factor, plain.high))
+        for factor in (4.0, 1e3)
+    )
+
+    (some,), (most,) = (multipliers_figure([c]).axes for c in (wide, wider))
+
+    assert some.get_ylim()[1] > wide.high[firm].max()
+    assert arrows(some) == []
+    assert most.get_ylim()[1] < 10 * flops.multiplier.max()
+    assert arrows(most)
 
 
 def test_a_reference_of_several_kinds_is_refused(curves, noisy_families):

@@ -11,6 +11,7 @@ from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.report.architectures import _misfit_notes, architecture_sections
 from analysis.scaling import architecture_laws, comparison, missing_runs
 from analysis.scaling.comparison import compare_architectures
+from analysis.scaling.equal_cost import equal_cost
 from orchestrator.planning.pricing import recorded
 from orchestrator.planning.runtime_prior import Measurement
 from orchestrator.records.sweep_dir import SweepDir
@@ -70,6 +71,45 @@ def test_architectures_that_are_alike_have_bands_that_hold_one(sections):
     assert len(inside) >= 8
     for column in ("× that dense needs", "× the size that dense needs"):
         assert all(low <= 1 <= high for low, high in map(ends, inside[column]))
+
+
+def at_equal_tokens(slowed):
+    """Sizes at three lengths; seconds follow FLOPs but at the largest dense size, by that factor."""
+    N, D = (v.ravel() for v in np.meshgrid(1e7 * 1.5 ** np.arange(6), [1e9, 4e9, 1.6e10]))
+    generator = np.random.default_rng(0)
+    frames = []
+    for name, worth, seed in ((n, w, s) for n, w in (("dense", 1), ("memory", 2)) for s in (0, 1)):
+        noise = np.exp(0.003 * generator.standard_normal(len(N)))
+        loss = noise * (1.8 + 400 * (worth * N) ** -0.35 + 2000 * D**-0.37)
+        seconds = N * D / 1e13
+        if name == "dense":
+            seconds = seconds * np.where(np.arange(len(N)) % 6 == 5, slowed, 1.0)
+        columns = {"active_params": N, "total_params": N, "training_tokens": D, "loss": loss}
+        costs = {"training_flops": 6 * N * D, "train_seconds": seconds}
+        frames.append(pd.DataFrame({"architecture": name, "seed": seed, **columns, **costs}))
+    return _joined(*frames)
+
+
+@pytest.mark.parametrize("slowed", [1.0, 0.62])
+def test_multipliers_at_equal_seconds_need_seconds_that_rise_as_differences_do(slowed):
+    """A cost within 50 % of all runs goes through those that do not: it is smooth enough."""
+    runs = analysis.load(at_equal_tokens(slowed))
+    fits = analysis.fit_sweep(runs, n_draws=5, specs=())
+
+    found = compare_architectures(runs, fits)
+
+    compared_means = {d.measure.name for d in equal_cost(runs.table, reference="dense").differences}
+    of_laws = {c.measure.name for c in found.multipliers}
+    budgets = {f.measure.name for f in found.frontiers}
+    rises = slowed == 1.0
+    assert ["seconds" in names for names in (compared_means, of_laws, budgets)] == [rises] * 3
+    told = [m for m in found.unavailable["multipliers"] if "seconds" in m]
+    assert ["does not rise with its training FLOPs" in why for why in told] == [True] * (not rises)
+    if rises:
+        (at_seconds,) = (c for c in found.multipliers if c.measure.name == "seconds")
+        firm = ~at_seconds.extrapolated
+        assert np.isfinite(at_seconds.low[firm]).all(), "with an interval, as at equal FLOPs"
+        assert at_seconds.verdict == found.multipliers[0].verdict
 
 
 def test_the_frontier_has_a_row_per_budget_and_says_who_wins(sections):

@@ -226,6 +226,34 @@ def test_a_corpus_with_nothing_to_train_on_is_refused(tmp_path, cache, content, 
         Config(path=str(path), vocab_size=300).prepare(cache)
 
 
+@pytest.mark.parametrize(
+    ("options", "n_documents", "refused"),
+    [
+        ({}, 1, "leaves none to train on; set data.valid_path or give more text; each line"),
+        ({}, 2, None),
+        ({"max_bytes": 3}, 2, "leaves none to train on; set data.valid_path or raise data.max_b"),
+        ({"valid_path": "VALID"}, 1, None),
+    ],
+)
+def test_a_corpus_of_one_document_is_refused_when_it_is_planned(
+    tmp_path, cache, options, n_documents, refused
+):
+    path, valid = tmp_path / "c.jsonl", tmp_path / "v.jsonl"
+    path.write_text("".join(f'{{"text": "document {i}"}}\n' for i in range(n_documents)))
+    valid.write_text('{"text": "held out"}\n')
+    given = {name: str(valid) if v == "VALID" else v for name, v in options.items()}
+    config = Config(path=str(path), vocab_size=300, **given)
+
+    if refused is None:
+        config.check()
+        return
+    with pytest.raises(DataError, match=refused) as planned:
+        config.check()
+    with pytest.raises(DataError) as prepared:
+        config.prepare(cache)
+    assert str(planned.value) == str(prepared.value)
+
+
 def test_plain_text_of_one_document_is_told_what_separates_them(tmp_path, cache):
     path = tmp_path / "c.txt"
     path.write_text("A line of a text without blank lines.\n" * 1_000)

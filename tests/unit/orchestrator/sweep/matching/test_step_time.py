@@ -279,13 +279,13 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     timer = make_timer()
     (told,) = problems(TABLE, timer=timer)
 
     assert (
         "step times are kept in sweep.step_times.json beside the sweep file, and that folder cannot be written "
-        "(Permission denied); copy the sweep file into a folder of yours"
+        "(permission denied); copy the sweep file into a folder of yours"
     ) in told
     assert not timer.requests
 
