@@ -45,8 +45,8 @@ def _save(figure: Figure, name: str) -> None:
 
 
 def _memory_scaling() -> Figure:
-    """Return recall of facts at two bases and bits per byte of a text, by memory parameters."""
-    figure, axes = plt.subplots(1, 3, figsize=(12, 3.7), layout="constrained")
+    """Return recall of facts and bits per byte of a text at two bases each, by memory parameters."""
+    figure, axes = plt.subplots(2, 2, figsize=(9, 7), layout="constrained")
     panels = (
         (
             ("facts_1m", "facts_1m_memory", "facts_1m_largest", "facts_initial_values"),
@@ -61,14 +61,16 @@ def _memory_scaling() -> Figure:
             "facts recalled",
         ),
         (("text_3m",), "text, 3m base", BITS, "bits per byte (axis not from 0)"),
+        (("text_10m",), "text, 10m base", BITS, "bits per byte (axis not from 0)"),
     )
-    for panel, (parts, title, metric, label) in zip(axes, panels, strict=True):
+    texts = pd.concat([_part("text_3m"), _part("text_10m")])  # share a scale
+    for panel, (parts, title, metric, label) in zip(axes.flat, panels, strict=True):
         runs = pd.concat([_part(part) for part in parts])
         runs = runs[runs["preset"] == title.split()[1]]
         _draw(panel, runs, metric)
         panel.set(title=title, ylabel=label, xlabel="parameters of the memory")
-        panel.set_ylim(*((0, 1.03) if metric == RECALL else outcome_limits(runs[metric], metric)))
-    axes[1].legend(frameon=False, fontsize=8, loc="lower right")
+        panel.set_ylim(*((0, 1.03) if metric == RECALL else outcome_limits(texts[BITS], BITS)))
+    axes[0, 1].legend(frameon=False, fontsize=8, loc="lower right")
     return figure
 
 

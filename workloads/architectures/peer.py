@@ -151,6 +151,7 @@ class PeerTransformer(Transformer):
 
     def __init__(self, config: Config, *, vocab_size: int) -> None:
         inputs, outputs = (MemoryTable(config.n_keys**2, config.d_model) for _ in range(2))
+        inputs.same_reads_as = ModuleRef(outputs)
         layers = (
             config.block(Peer(config.experts, inputs, outputs))
             if index in config.placement

@@ -226,6 +226,8 @@ class ValueTables(nn.Module):
             if shape.pre_value_dim is None
             else MemoryTable(n_rows, shape.pre_value_dim, std=std)
         )
+        if self.pre_value is not None:
+            self.pre_value.same_reads_as = ModuleRef(self.value)
 
 
 class UltraMemLayer(TuckerLookup):

@@ -182,11 +182,11 @@ class ValueEmbeddingAttention(CausalAttention):
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the block's output, to be added to the residual."""
-        query, key, value = self.heads(x)
+        query, key, value = self.rotated_heads(x, context)
         added = self.value_embedding(x, context).to(value.dtype)
         if context.record_usage:
             self.value_embedding.usage.record_output(added, value)
-        return self.attend(query, key, value + added, context)
+        return self.attend_rotated(query, key, value + added, context)
 
 
 class ValueEmbeddingTransformer(Transformer):

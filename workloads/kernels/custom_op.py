@@ -30,6 +30,9 @@ def register_op(
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Register `memscale::NAME` and its gradient `memscale::NAME_backward`; return both.
 
+    torch's caches know a graph by the names in it. So an operation that comes to return tensors of
+    other shapes takes another name, or a graph compiled before reads what is not there.
+
     Args:
         name: Of the operation.
         forward: Computes the outputs; its annotations are the operation's schema.

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from workloads.kernels.custom_op import or_empty, register_op
 from workloads.layers.memory.handle_registry import resolve
-from workloads.layers.memory.sparse_gradient import SparseGradient
+from workloads.layers.memory.sparse_gradient import SparseGradient, copied
 from workloads.layers.memory.sparse_gradient_ops import (
     NOT_REPLAYED,
     anchor_gradient,
-    copied,
     next_pass_number,
 )
 from workloads.sharding.sharded_lookup import OPERATIONS

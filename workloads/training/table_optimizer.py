@@ -18,7 +18,7 @@ from workloads.kernels.table_update.update_rules import (
     new_state,
     pack,
 )
-from workloads.layers.memory.lookup_grad import LookupGrad
+from workloads.layers.memory.lookup_grad import JoinedIds, LookupGrad
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.memory.token_reads import token_readers
@@ -95,6 +95,10 @@ class TableOptimizer:
             name: self._begin(table, prefetched=name in fetched)
             for name, table in self._tables.items()
         }
+        for table in self._tables.values():
+            if table.same_reads_as is not None and table.sparse_gradient is not None:
+                others = table.same_reads_as.module.sparse_gradient
+                table.sparse_gradient.same_reads_as = others
         self.prefetch = RowPrefetch(fetched, readers, self._states)
         self._steps = dict.fromkeys(self._tables, 0)
         self._rules: dict[str, Rule] = {}
@@ -160,10 +164,11 @@ class TableOptimizer:
         read 128 rows of 1,024 in a table of 2^20, and up to more ranks in larger tables.
         """
         self._gathered, self._sums = {}, None
+        joined: JoinedIds = {}
         for name, table in self._tables.items():
             assert table.sparse_gradient is not None
             world = self._mesh.world if table.shard is None else self._mesh.data
-            hits = self._take(table.sparse_gradient, world)
+            hits = self._take(table.sparse_gradient, world, joined)
             if table.weight.grad is not None:
                 raise ValueError(
                     f"{name}: has a dense gradient beside its deferred one, some layer reads the "
@@ -177,20 +182,29 @@ class TableOptimizer:
                 self._gathered[name] = LookupGrad(ids=ids, weights=weights, x=x)
         self._has_micro_batches = False
 
-    def _take(self, gradient: SparseGradient, world: RankGroup) -> LookupGrad | None:
+    def _take(
+        self, gradient: SparseGradient, world: RankGroup, joined: JoinedIds
+    ) -> LookupGrad | None:
         """Return a table's reads, in the same form on all ranks: as they were, or summed by row."""
         reduced = self._has_micro_batches and any(world.all_gather_objects(gradient.reduced))
-        return gradient.take_sums() if reduced else gradient.take()
+        return gradient.take_sums() if reduced else gradient.take(joined)
 
     def sum_lookups(self) -> None:
-        """Sort the gathered reads by row, and sum them where a norm needs it."""
+        """Sort the gathered reads by row, and sum them where a norm needs it.
+
+        Tables with the very same ids share one sort.
+        """
         if self._gathered is None:
             self.gather()
         assert self._gathered is not None
-        self._sums = {
-            name: row_sums(self._rows(name)[VALUES], hits.ids, hits.weights, hits.x)
-            for name, hits in self._gathered.items()
-        }
+        self._sums = {}
+        by_ids: dict[tuple[int, int], RowSums] = {}
+        for name, hits in self._gathered.items():
+            values = self._rows(name)[VALUES]
+            key = id(hits.ids), len(values)
+            self._sums[name] = by_ids[key] = row_sums(
+                values, hits.ids, hits.weights, hits.x, like=by_ids.get(key)
+            )
         self._gathered = None
         if self._previous_norm is None or self._config.table_clip == "exact":
             self._norms = {name: sums.norm() for name, sums in self._sums.items()}

@@ -39,8 +39,8 @@ def gradients(
     books = 2 * n_heads  # the two halves of a head side by side, as in a query
     keys = sub_keys.transpose(0, 1).to(kind).reshape(books, n_keys, width)
     queries = query.to(kind).reshape(n_tokens, books, width).transpose(0, 1)
-    query_grad = torch.empty(n_tokens, books, width, device=query.device, dtype=query.dtype)
-    sums = keys.new_zeros(books, n_keys, width, dtype=torch.float32)
+    query_grad = keys.new_empty(n_tokens, books, width)
+    sums = []
     chunk = max(1, weight_bytes // (books * n_keys * keys.element_size()))
     grad, ids = grad.contiguous(), ids.contiguous()
     slots = triton.next_power_of_2(knn)
@@ -53,10 +53,23 @@ def gradients(
             SLOTS=slots, BLOCK_T=block, BLOCK_N=min(1024, triton.next_power_of_2(n_keys)),
             num_warps=4,
         )  # fmt: skip
-        query_grad[start : start + tokens].copy_(torch.bmm(weights, keys).transpose(0, 1))
-        sums += wide_product(weights.mT, queries[:, start : start + tokens])
-    key_grad = sums.view(n_heads, 2, n_keys, width).transpose(0, 1).to(sub_keys.dtype)
-    return query_grad.view(query.shape), key_grad.contiguous()
+        part = slice(start, start + tokens)
+        # Written where it belongs: a copy would take as long as the product.
+        torch.bmm(weights, keys, out=query_grad[part].transpose(0, 1))
+        sums.append(wide_product(weights.mT, queries[:, part]))
+    key_grad = sum_in_order(sums).view(n_heads, 2, n_keys, width).transpose(0, 1)
+    return (
+        query_grad.view(query.shape).to(query.dtype),
+        key_grad.to(sub_keys.dtype).contiguous(),
+    )
+
+
+def sum_in_order(terms: list[Tensor]) -> Tensor:
+    """Return the sum of the terms, which the first is overwritten with."""
+    total, *others = terms
+    for each in others:
+        total += each
+    return total
 
 
 @triton.jit

@@ -203,6 +203,7 @@ def best_sub_keys(
     counts = new(books, chunk, dtype=torch.int32)
     row_warps, lanes, deep = _crowded_layout(n_keys)
     crowded_programs = _crowded_programs(query.device, row_warps)
+    crowded_rows = _crowded_rows(books * chunk, crowded_programs)
     row_scores = new(crowded_programs, deep * lanes, dtype=torch.float32)
 
     # Chunk by chunk, each kernel reads what the one before it left in these buffers.
@@ -230,7 +231,7 @@ def best_sub_keys(
             books, tokens, chunk, padded_keys, n_keys, knn,
             QUERY_PARTS=query_parts, KEY_PARTS=key_parts, SLOTS=slots,
             WIDTH=columns, BLOCK_D=triton.next_power_of_2(columns),
-            LANES=lanes, DEEP=deep, num_warps=row_warps,
+            LANES=lanes, DEEP=deep, ROWS=crowded_rows, num_warps=row_warps,
         )  # fmt: skip
         _order[(triton.cdiv(tokens, WARP), books)](
             # In place. One name would keep addresses from loading to storing, half of what a thread
@@ -292,6 +293,15 @@ def _crowded_programs(device: torch.device, warps: int) -> int:
     """
     multiprocessors: int = torch.cuda.get_device_properties(device).multi_processor_count
     return multiprocessors * max(1, 16 // warps)
+
+
+def _crowded_rows(rows: int, programs: int) -> int:
+    """Return the rows that a program of `_search_crowded` looks at a time.
+
+    Few, so that it seldom searches more than one of them.
+    """
+    share: int = triton.next_power_of_2(triton.cdiv(rows, programs))
+    return min(128, max(32, share))
 
 
 def _compares_bf16_pairs(device: torch.device) -> bool:
@@ -561,12 +571,12 @@ def _search_crowded(
     books, n_tokens, padded_tokens, padded_keys, n_keys, knn,
     QUERY_PARTS: tl.constexpr, KEY_PARTS: tl.constexpr, SLOTS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, LANES: tl.constexpr, DEEP: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Search the rows of which too many reached the bound, one after another.
 
     Few, but for many equal keys.
     """
-    ROWS: tl.constexpr = 128
     row_scores_ptr += tl.program_id(0) * DEEP * LANES
     n_rows = books.to(tl.int64) * padded_tokens
     for first in range(tl.program_id(0).to(tl.int64) * ROWS, n_rows, tl.num_programs(0) * ROWS):

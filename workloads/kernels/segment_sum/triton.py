@@ -14,7 +14,7 @@ order fixed by the ids. A row with more than `CHUNK` reads is split: all of them
 are is only known on the device; the row's program adds their sums up.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -84,6 +84,11 @@ def sort_reads(
         splits_end=splits_end,
         owners=torch.searchsorted(splits_end, splits, right=True, out_int32=True),
     )
+
+
+def in_order_of(reads: SortedReads, weights: Float[Tensor, "bags bag_size"]) -> SortedReads:
+    """Return the same reads with other weights."""
+    return replace(reads, weights=weights.reshape(-1)[reads.order].float())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,8 @@ def row_sums(
     ids: Int[Tensor, "bags bag_size"],
     weights: Float[Tensor, "bags bag_size"],
     x: Float[Tensor, "bags width"],
+    *,
+    like: RowSums | None = None,
 ) -> RowSums:
     """Return the row sums of a gradient, ready to update `table`.
 
@@ -73,6 +75,7 @@ def row_sums(
     Sums are taken in fp32 (float64 for tables of it), in an order fixed by `ids`. The table is
     changed in place, out of autograd's sight. A norm asked for before the update costs a second
     pass on a GPU: over the reads, or over sums where there are many reads of a row (`keeps_sums`).
+    `like` are sums of the same ids for another table of as many rows: a GPU does not sort again.
 
     Raises:
         ValueError: If the table is neither fp32, bf16 nor, off the GPU kernels, float64.
@@ -84,6 +87,6 @@ def row_sums(
     # A part without rows or columns has no grid.
     if uses_triton(table) and table.numel():
         module = import_module("workloads.kernels.table_update.triton")
-        result: RowSums = module.TritonRowSums(table, ids, weights, x)
+        result: RowSums = module.TritonRowSums(table, ids, weights, x, like=like)
         return result
     return reference.ReferenceRowSums(table, ids, weights, x)

@@ -17,7 +17,9 @@ from triton import language as tl
 
 from workloads.kernels.segment_sum.triton import (
     Pass,
+    SortedReads,
     begin_pass,
+    in_order_of,
     in_order_of_ids,
     row_sum,
     sort_reads,
@@ -45,10 +47,16 @@ class TritonRowSums:
         ids: Int[Tensor, "bags bag_size"],
         weights: Float[Tensor, "bags bag_size"],
         x: Float[Tensor, "bags width"],
+        *,
+        like: object = None,
     ) -> None:
-        """Sort the reads."""
+        """Sort the reads, or take their order from sums of the same ids."""
         self._table, self._x, self._bag_size = table, x.contiguous(), ids.shape[1]
-        self._reads = sort_reads(ids, weights, len(table))
+        self._reads: SortedReads = (
+            in_order_of(like._reads, weights)
+            if isinstance(like, TritonRowSums)
+            else sort_reads(ids, weights, len(table))
+        )
         self._squares: Tensor | None = None
         self._sums: Tensor | None = None
         self._begun: Pass | None = None

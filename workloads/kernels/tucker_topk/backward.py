@@ -13,6 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from workloads.kernels.product_key_topk.backward import sum_in_order
 from workloads.kernels.wide_product import wide_product
 
 WEIGHT_BYTES = 2**28
@@ -41,77 +42,70 @@ def gradients(
     """
     (n_tokens, n_heads, knn), (rank, n_keys, width) = ids.shape, sub_keys.shape[2:]
     kind = product_type or (query.dtype if query.dtype == torch.bfloat16 else torch.float32)
-    books = 2 * n_heads * rank
-    keys = sub_keys.to(kind).reshape(books, n_keys, width)
-    queries = query.to(kind).expand(-1, -1, rank, -1, -1).reshape(books, n_tokens, width)
-    query_grad = torch.empty(query.shape, device=query.device, dtype=query.dtype)
-    key_grad = keys.new_zeros(books, n_keys, width, dtype=torch.float32)
-    core_grad = torch.zeros_like(core, memory_format=torch.contiguous_format)
+    # Ranks that share a query are one codebook to it.
+    together = rank // query.shape[2]
+    lines = 2 * n_heads * rank // together
+    keys = sub_keys.to(kind).reshape(lines, together * n_keys, width)
+    queries = query.to(kind).reshape(lines, n_tokens, width)
+    query_grad = torch.empty_like(queries, memory_format=torch.contiguous_format)
     grad, ids, core = grad.contiguous(), ids.contiguous(), core.contiguous()
     slots = triton.next_power_of_2(knn)
     block = max(1, COMPARED // slots**2)
-    chunk = max(1, weight_bytes // (books * n_keys * keys.element_size()))
+    chunk = max(1, weight_bytes // (2 * n_heads * rank * n_keys * keys.element_size()))
+    key_grads, core_grads = [], []
     for start in range(0, n_tokens, chunk):
         tokens = min(chunk, n_tokens - start)
         programs = triton.cdiv(tokens, block)
-        weights = keys.new_empty(books, tokens, n_keys)
-        core_grads = core.new_empty(programs, *core.shape)
-        _dense_weights[(programs, books)](
-            grad[start:], ids[start:], products[..., start:], core, weights, core_grads,
-            tokens, n_tokens, n_heads, n_keys, knn, RANK=rank, RANKS=products.shape[1] // 2,
+        weights = keys.new_empty(lines, tokens, together * n_keys)
+        core_grads.append(core.new_empty(programs, *core.shape))
+        _dense_weights[(programs, 2 * n_heads * rank)](
+            grad[start:], ids[start:], products[..., start:], core, weights, core_grads[-1],
+            tokens, n_tokens, n_heads, n_keys, knn,
+            RANK=rank, RANKS=products.shape[1] // 2, TOGETHER=together,
             SLOTS=slots, BLOCK_T=block, BLOCK_N=min(1024, triton.next_power_of_2(n_keys)),
             num_warps=4,
         )  # fmt: skip
-        core_grad += core_grads.sum(0)
         part = slice(start, start + tokens)
-        _write_query_gradient(query_grad[..., part, :], weights, keys)
-        key_grad += _summed_over_tokens(weights, queries[:, part])
-    return query_grad, key_grad.view(sub_keys.shape).to(sub_keys.dtype), core_grad
-
-
-def _write_query_gradient(
-    out: Float[Tensor, "2 heads queries tokens half_key_dim"],
-    weights: Float[Tensor, "books tokens n_keys"],
-    keys: Float[Tensor, "books n_keys half_key_dim"],
-) -> None:
-    _, n_heads, n_queries, tokens, width = out.shape
-    if 2 * n_heads * n_queries == len(keys):
-        out.copy_(torch.bmm(weights, keys).view(out.shape))
-    else:  # ranks share a query
-        of_ranks = wide_product(weights, keys).view(2, n_heads, -1, tokens, width)
-        out.copy_(of_ranks.sum(2, keepdim=True))
+        torch.bmm(weights, keys, out=query_grad[:, part])
+        key_grads.append(_summed_over_tokens(weights, queries[:, part]))
+    return (
+        query_grad.view(query.shape).to(query.dtype),
+        sum_in_order(key_grads).view(sub_keys.shape).to(sub_keys.dtype),
+        sum_in_order([each.sum(0) for each in core_grads]),
+    )
 
 
 def _summed_over_tokens(
-    weights: Float[Tensor, "books tokens n_keys"],
-    queries: Float[Tensor, "books tokens half_key_dim"],
-) -> Float[Tensor, "books n_keys half_key_dim"]:
+    weights: Float[Tensor, "lines tokens keys"],
+    queries: Float[Tensor, "lines tokens half_key_dim"],
+) -> Float[Tensor, "lines keys half_key_dim"]:
     """Return the products of weights and queries, in fp32.
 
     Few and small codebooks would leave multiprocessors idle, so tokens are shared out, too.
     """
-    books, tokens, n_keys = weights.shape
-    blocks = books * triton.cdiv(n_keys, 128) * triton.cdiv(queries.shape[2], 128)
+    lines, tokens, n_keys = weights.shape
+    blocks = lines * triton.cdiv(n_keys, 128) * triton.cdiv(queries.shape[2], 128)
     shares = 1
     while 2 * shares * blocks <= KEY_PROGRAMS and tokens % (2 * shares) == 0:
         shares *= 2
     of_shares = wide_product(
-        weights.reshape(books * shares, tokens // shares, n_keys).mT,
-        queries.reshape(books * shares, tokens // shares, -1),
+        weights.reshape(lines * shares, tokens // shares, n_keys).mT,
+        queries.reshape(lines * shares, tokens // shares, -1),
     )
-    return of_shares.view(books, shares, n_keys, -1).sum(1)
+    return of_shares.view(lines, shares, n_keys, -1).sum(1)
 
 
 @triton.jit(do_not_specialize=["n_tokens"])
 def _dense_weights(
     grad_ptr, ids_ptr, products_ptr, core_ptr, weights_ptr, core_grads_ptr,
     n_tokens, all_tokens, n_heads, n_keys, knn,
-    RANK: tl.constexpr, RANKS: tl.constexpr, SLOTS: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, TOGETHER: tl.constexpr, SLOTS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Store the rows of weights of BLOCK_T tokens for one codebook.
 
-    A codebook of rows stores the sums of its row of the core's gradient, too.
+    Rows of TOGETHER codebooks lie side by side. A codebook of rows stores the sums of its row of
+    the core's gradient, too.
     """
     book = tl.program_id(1)
     half, head, own = book // (n_heads * RANK), book // RANK % n_heads, book % RANK
@@ -143,7 +137,8 @@ def _dense_weights(
     weight = grad * factor
     same = key[:, :, None] == key[:, None, :]
     weight = tl.sum(tl.where(same, weight[:, None, :], 0.0), 2)
-    rows_ptr = weights_ptr + (book.to(tl.int64) * n_tokens + token) * n_keys
+    line = (book // TOGETHER).to(tl.int64) * n_tokens + token
+    rows_ptr = weights_ptr + (line * TOGETHER + book % TOGETHER) * n_keys
     kind = weights_ptr.dtype.element_ty
     nothing = tl.zeros([BLOCK_T, BLOCK_N], kind)
     for first in range(0, n_keys, BLOCK_N):

@@ -35,14 +35,16 @@ MAX_FACTORS = 64
 """Most ranks times slots: products of the columns of the grid."""
 MOST_NUMBERS = 2**11
 """Of a token's sub-keys, which a program loads at a time."""
+TOKENS = 8
+"""Of a program that takes one of them at a time, so that it stores products side by side."""
 TOKEN_WARPS = 1
-"""Of a program that takes one token at a time. More share less and wait for each other."""
+"""Of such a program. More share less and wait for each other."""
 
 _SQUARINGS = tl.constexpr(SQUARINGS)
 
 
 class SubKeyTile(NamedTuple):
-    """How a program reads the sub-keys of a token: of both halves and all ranks."""
+    """How a program reads the sub-keys of a token: of one half and rank."""
 
     parts: int
     """fp16 numbers that hold a number of the sub-keys."""
@@ -73,7 +75,7 @@ def reading(sub_keys: Tensor, query: Tensor, slots: int) -> SubKeyTile:
     rank, _, width = sub_keys.shape[2:]
     ranks = triton.next_power_of_2(rank)
     columns = padded_width(width)
-    most = max(16, MOST_NUMBERS // (2 * ranks * slots))
+    most = max(16, MOST_NUMBERS // slots)
     # The largest power of two that divides the columns, or less.
     block = min(columns & -columns, most)
     return SubKeyTile(parts_of(query.dtype), slots, ranks, columns, block)
@@ -124,11 +126,11 @@ def select(
         products = query.new_empty(
             n_heads, 2 * read.ranks, read.slots, padded_tokens, dtype=torch.float32
         )
-        _multiply[(tokens, n_heads)](
+        _multiply[(triton.cdiv(tokens, TOKENS), n_heads, 2 * rank)](
             ordered, query[:, :, :, start:], keys, scales, products, *query.stride()[:4],
-            padded_tokens, found_slots, n_heads, n_keys, width, knn,
+            tokens, padded_tokens, found_slots, n_heads, n_keys, width, knn,
             RANK=rank, RANKS=read.ranks, SHARED=n_queries < rank, KEY_PARTS=read.parts,
-            SLOTS=read.slots, COLUMNS=read.columns, BLOCK_D=read.block,
+            SLOTS=read.slots, COLUMNS=read.columns, BLOCK_D=read.block, TOKENS=TOKENS,
             num_warps=TOKEN_WARPS,
         )  # fmt: skip
         _choose[(triton.cdiv(tokens, product_keys.WARP), n_heads)](
@@ -221,67 +223,61 @@ def _normalised(x):
 
 
 @triton.jit
-def key_rows(
-    keys_ptr, row, start, next_part,
-    KEY_PARTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Return columns of the sub-keys of `row` [books, slots] but for their scale, fp32."""
-    place = keys_ptr + row[:, :, None] * COLUMNS + (start + tl.arange(0, BLOCK_D))[None, None, :]
-    keys = tl.load(place).to(tl.float32)
-    if KEY_PARTS == 2:
-        keys += tl.load(place + next_part).to(tl.float32)
-    return keys
-
-
-@triton.jit
-def query_products(
-    query_ptr, keys_ptr, row, scale, query_place, inside, next_part, width,
-    KEY_PARTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Return products [books, slots] of a token's queries with sub-keys; 0 if not `inside`."""
-    total = tl.zeros([row.shape[0], row.shape[1]], tl.float32)
-    for start in range(0, COLUMNS, BLOCK_D):
-        column = start + tl.arange(0, BLOCK_D)
-        query = tl.load(
-            query_ptr + query_place[:, None] + column[None, :],
-            mask=(column < width)[None, :],
-            other=0.0,
-        ).to(tl.float32)  # [books, BLOCK_D]
-        keys = key_rows(keys_ptr, row, start, next_part, KEY_PARTS, COLUMNS, BLOCK_D)
-        total += tl.sum(keys * query[:, None, :], 2)
-    return tl.where(inside, total * scale, 0.0)
-
-
-@triton.jit
 def _multiply(
     ordered_ptr, query_ptr, keys_ptr, scales_ptr, products_ptr,
     stride_half, stride_head, stride_query, stride_token,
-    padded_tokens, found_slots, n_heads, n_keys, width, knn,
+    n_tokens, padded_tokens, found_slots, n_heads, n_keys, width, knn,
     RANK: tl.constexpr, RANKS: tl.constexpr, SHARED: tl.constexpr, KEY_PARTS: tl.constexpr,
-    SLOTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
+    SLOTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """Store the products of a token's queries with its candidates of each half and rank.
+    """Store the products of TOKENS tokens' queries with their candidates of one half and rank.
 
-    `products` is [heads, 2 RANKS, SLOTS, padded_tokens], for `_choose`.
+    `products` is [heads, 2 RANKS, SLOTS, padded_tokens], for `_choose`. Programs of one codebook
+    run after each other, since the cache of a multiprocessor holds one, but not all.
     """
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    book = tl.arange(0, 2 * RANKS)
-    half, rank = book // RANKS, tl.minimum(book % RANKS, RANK - 1)
+    head, book = tl.program_id(1), tl.program_id(2)
+    half, rank = book // RANK, book % RANK
+    first = tl.program_id(0).to(tl.int64) * TOKENS
     slot = tl.arange(0, SLOTS)
-    inside = (book % RANKS < RANK)[:, None] & (slot < knn)[None, :]
-    found = ((half * n_heads + head) * found_slots)[:, None] + slot[None, :]
-    key = tl.load(ordered_ptr + found.to(tl.int64) * padded_tokens + token, mask=inside, other=0)
-    row = ((half * n_heads + head) * RANK + rank)[:, None] * n_keys + key.to(tl.int32)
-    place = half.to(tl.int64) * stride_half + head.to(tl.int64) * stride_head
+    place = tl.arange(0, TOKENS)[:, None]
+    ordered_ptr += (half * n_heads + head).to(tl.int64) * found_slots * padded_tokens
+    ordered_ptr += slot.to(tl.int64) * padded_tokens
+    first_row = ((half * n_heads + head) * RANK + rank) * n_keys
+    query_ptr += half.to(tl.int64) * stride_half + head.to(tl.int64) * stride_head
     if not SHARED:
-        place += rank.to(tl.int64) * stride_query
-    products = query_products(
-        query_ptr, keys_ptr, row, tl.load(scales_ptr + row), place + token * stride_token, inside,
-        2 * n_heads * RANK * n_keys * COLUMNS, width, KEY_PARTS, COLUMNS, BLOCK_D,
-    )  # fmt: skip
-    to = ((head * 2 * RANKS + book) * SLOTS)[:, None] + slot[None, :]
-    tl.store(products_ptr + to.to(tl.int64) * padded_tokens + token, products, mask=inside)
+        query_ptr += rank.to(tl.int64) * stride_query
+    products = tl.zeros([TOKENS, SLOTS], tl.float32)
+    for i in range(TOKENS):
+        token = tl.minimum(first + i, n_tokens - 1)
+        key = tl.load(ordered_ptr + token, mask=slot < knn, other=0).to(tl.int32)
+        found = _row_products(
+            query_ptr + token * stride_token, keys_ptr, first_row + key,
+            2 * n_heads * RANK * n_keys * COLUMNS, width, KEY_PARTS, COLUMNS, BLOCK_D,
+        )  # fmt: skip
+        found *= tl.load(scales_ptr + first_row + key)
+        products = tl.where(place == i, found[None, :], products)
+    token = first + place
+    products_ptr += ((head * 2 * RANKS + half * RANKS + rank) * SLOTS).to(tl.int64) * padded_tokens
+    to = products_ptr + slot[None, :].to(tl.int64) * padded_tokens + token
+    tl.store(to, products, mask=(token < n_tokens) & (slot < knn)[None, :])
+
+
+@triton.jit
+def _row_products(
+    query_ptr, keys_ptr, row, next_part, width,
+    KEY_PARTS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Return products of a query with the sub-keys of some rows, but for their scale."""
+    total = tl.zeros([row.shape[0]], tl.float32)
+    for start in range(0, COLUMNS, BLOCK_D):
+        column = start + tl.arange(0, BLOCK_D)
+        query = tl.load(query_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+        place = keys_ptr + row[:, None] * COLUMNS + column[None, :]
+        keys = tl.load(place).to(tl.float32)
+        if KEY_PARTS == 2:
+            keys += tl.load(place + next_part).to(tl.float32)
+        total += tl.sum(keys * query[None, :], 1)
+    return total
 
 
 @triton.jit(do_not_specialize=["n_tokens", "padded_tokens"])

@@ -1,6 +1,7 @@
 """A table's gradient as lookups, or as the sums of the rows that they name."""
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Int
@@ -52,14 +53,25 @@ class LookupGrad:
         return _of_sums(rows, segment_sum(len(rows), places, self.weights, self.x))
 
 
-def concatenated(terms: list[LookupGrad]) -> LookupGrad:
-    """Return the sum of several terms: all their lookups, bags padded to the largest."""
+JoinedIds: TypeAlias = dict[tuple[int, ...], Tensor]
+"""Ids of several terms in one tensor, by `id` of each term's."""
+
+
+def concatenated(terms: list[LookupGrad], joined: JoinedIds | None = None) -> LookupGrad:
+    """Return the sum of several terms: all their lookups, bags padded to the largest.
+
+    Terms whose ids are the very tensors of terms before get what `joined` has for these.
+    """
     if len(terms) == 1:
         return terms[0]
+    key = tuple(id(each.ids) for each in terms)
     largest = max(each.ids.shape[1] for each in terms)
     terms = [each.widened(largest) for each in terms]
+    joined = {} if joined is None else joined
+    if key not in joined:
+        joined[key] = torch.cat([each.ids for each in terms])
     return LookupGrad(
-        ids=torch.cat([each.ids for each in terms]),
+        ids=joined[key],
         weights=torch.cat([each.weights for each in terms]),
         x=torch.cat([each.x for each in terms]),
     )

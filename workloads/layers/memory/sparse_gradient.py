@@ -12,7 +12,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from workloads.layers.memory.handle_registry import Registered
-from workloads.layers.memory.lookup_grad import LookupGrad, added, concatenated, sums_bytes
+from workloads.layers.memory.lookup_grad import (
+    JoinedIds,
+    LookupGrad,
+    added,
+    concatenated,
+    sums_bytes,
+)
 from workloads.layers.memory.sparse_gradient_ops import COMPILED, LOOKUPS, Lookup
 
 REDUCED_FROM = 2
@@ -58,6 +64,11 @@ class SparseGradient(Registered):
         self._grads: list[LookupGrad] = []
         self._sums: LookupGrad | None = None
         """Of earlier micro-batches, by row."""
+        self.same_reads_as: SparseGradient | None = None
+        """That of a table of which each backward pass adds the same ids just before; compiled
+        graphs keep them once."""
+        self._newest_ids: tuple[int, Tensor] | None = None
+        """Address of the newest ids and the copy of them, which `same_reads_as` takes from here."""
         self._n_rows = 0
         self.fetch = fetch or _in_place
         somewhere = None if device is None or device.type == "meta" else device
@@ -96,9 +107,20 @@ class SparseGradient(Registered):
 
     def add(self, n_rows: int, ids: Tensor, weights: Tensor, x: Tensor) -> None:
         """Add the lookups of one backward pass, of a table of `n_rows`."""
-        narrow = torch.int32 if n_rows < 2**31 else torch.int64
-        self._grads.append(LookupGrad(ids=ids.to(narrow), weights=weights.detach(), x=x.detach()))
+        narrow = ids.to(_id_type(n_rows))
+        self._grads.append(LookupGrad(ids=narrow, weights=weights.detach(), x=x.detach()))
         self._n_rows = n_rows
+
+    def add_copies(self, n_rows: int, ids: Tensor, weights: Tensor, x: Tensor) -> None:
+        """Add lookups that lie in buffers of a compiled graph, which uses them again."""
+        newest = None
+        if self.same_reads_as is not None:
+            newest, self.same_reads_as._newest_ids = self.same_reads_as._newest_ids, None
+        if newest is None or newest[0] != ids.data_ptr() or newest[1].shape != ids.shape:
+            kept = ids.to(_id_type(n_rows), copy=True, memory_format=torch.contiguous_format)
+            newest = ids.data_ptr(), kept
+        self._newest_ids = newest
+        self.add(n_rows, newest[1], copied(weights), copied(x))
 
     def reduce(self) -> None:
         """Sum the lookups so far by row, if they take several times the bytes of all rows' sums.
@@ -127,6 +149,7 @@ class SparseGradient(Registered):
 
     def _summed(self) -> LookupGrad:
         sums, self._sums = self._sums, None
+        self._newest_ids = None
         while self._grads:
             # One by one, so that they are gone when the next is summed.
             term = self._grads.pop(0).summed()
@@ -137,18 +160,28 @@ class SparseGradient(Registered):
     def clear(self) -> None:
         """Discard everything."""
         self._grads.clear()
-        self._sums = None
+        self._sums = self._newest_ids = None
 
-    def take(self) -> LookupGrad | None:
+    def take(self, joined: JoinedIds | None = None) -> LookupGrad | None:
         """Return all terms as one, in the order of the backward passes, and clear; None if empty.
 
         Bags of different sizes are padded to the largest. After a `reduce`, they are rows' sums.
+        `joined` as in `concatenated`.
         """
         if self.reduced:
             return self.take_sums()
-        taken = concatenated(self._grads) if self._grads else None
+        taken = concatenated(self._grads, joined) if self._grads else None
         self.clear()
         return taken
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Return a contiguous copy, which is no buffer of a graph."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _id_type(n_rows: int) -> torch.dtype:
+    return torch.int32 if n_rows < 2**31 else torch.int64
 
 
 def _in_place(table: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

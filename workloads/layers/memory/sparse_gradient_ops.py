@@ -4,7 +4,8 @@ Their backward passes do two things that a graph does not know of:
 
 * They add to a `SparseGradient`. A compiler would drop a backward pass whose gradient nobody
   wants. So it also returns the gradient of `SparseGradient.anchor`, which is zero and always
-  wanted. A compiler would also merge two equal lookups, so each backward pass has a number.
+  wanted, unless the second tensor gets one, which is wanted as well. A compiler would also merge
+  two equal lookups, so each backward pass has a number.
 * What they add outlives the graph, which reuses its buffers. So copies are added.
 """
 
@@ -61,7 +62,7 @@ LOOKUPS = {
 
 
 def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
-    """Return the custom operation `memscale::deferred_NAME` (signature: `forward` below).
+    """Return the custom operation `memscale::sparse_NAME` (signature: `forward` below).
 
     `rows` and `positions` are what `SparseGradient.fetch` returned for `ids` of a table of `n_rows`
     rows; `gradient` is the handle of the `SparseGradient`, a tensor, so that all share one graph.
@@ -96,16 +97,14 @@ def _register(name: str, lookup: Lookup) -> Callable[..., Tensor]:
     ) -> tuple[Tensor, Tensor]:
         # The one effect outside the graph. An anchor is handed over only where the table trains.
         if anchor is not None:
-            # Copies, because a compiler reuses the buffers of a graph that has run.
-            added = ids, *lookup.weights_and_x(second, grad)
-            resolve(gradient).add(n_rows, *(copied(each) for each in added))
+            resolve(gradient).add_copies(n_rows, ids, *lookup.weights_and_x(second, grad))
         second_grad = None
         if needs_second:
             second_grad = lookup.second_gradient(rows, positions, grad).contiguous()
-        return or_empty(second_grad, grad), anchor_gradient(grad, anchor)
+        return or_empty(second_grad, grad), anchor_gradient(grad, None if needs_second else anchor)
 
     operation, _ = register_op(
-        f"deferred_{name}",
+        f"sparse_{name}",
         forward,
         backward,
         fake=fake,
@@ -131,7 +130,7 @@ def _fake_backward(
 ) -> tuple[Tensor, Tensor]:
     """Tell a compiler the shapes and types of `backward` in `_register`."""
     second_grad = second.new_empty(second.shape) if needs_second else grad.new_empty(0)
-    return second_grad, anchor_gradient(grad, anchor)
+    return second_grad, anchor_gradient(grad, None if needs_second else anchor)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -153,7 +152,7 @@ def _gradients(
     return (
         *(None, None, None),
         second_grad if needs_second else None,
-        anchor_grad if added is not None else None,
+        anchor_grad if added is not None and not needs_second else None,
         *(None, None),
     )
 
@@ -166,11 +165,6 @@ def next_pass_number() -> int:
     """
     trace = torch._guards.TracingContext.try_get()
     return 0 if trace is None else next(_numbers.setdefault(trace, count()))
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy, which is no buffer of a graph."""
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def anchor_gradient(like: Tensor, anchor: Tensor | None) -> Tensor:

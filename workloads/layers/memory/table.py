@@ -68,6 +68,8 @@ class MemoryTable(nn.Module):
         self.sparse_gradient: SparseGradient | None = None
         """Where backward passes leave the table's gradient; None: in `weight.grad`, as large as the
         table."""
+        self.same_reads_as: ModuleRef[MemoryTable] | None = None
+        """A table whose backward pass adds the same ids just before this one's in every layer."""
         self.on_host = False
         """Whether the values lie in host memory (`host_offload.py`), whatever device computes with
         them."""

@@ -1,14 +1,17 @@
 """Causal self-attention with rotary positions, and its frame."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision
+from workloads.kernels.backend import uses_triton
+from workloads.kernels.rotary.op import rotary_gradient
 from workloads.layers.context import Context
 from workloads.layers.modules.linear import Linear
 from workloads.layers.modules.norms import RMSNorm
@@ -115,7 +118,7 @@ class MultiHead(nn.Module):
         self, x: Float[Tensor, "batch seq d_model"], context: Context
     ) -> Float[Tensor, "batch seq d_model"]:
         """Return the block's output, to be added to the residual."""
-        return self.attend(*self.heads(x), context)
+        return self.attend_rotated(*self.rotated_heads(x, context), context)
 
     def attend(
         self,
@@ -127,6 +130,16 @@ class MultiHead(nn.Module):
         """Return what heads mix, projected back; queries and keys turn first."""
         # Apart: a rotation of both at once would split its gradient and join it again.
         query, key = rotate(query, context.rotation), rotate(key, context.rotation)
+        return self.attend_rotated(query, key, value, context)
+
+    def attend_rotated(
+        self,
+        query: Float[Tensor, "batch seq heads d_head"],
+        key: Float[Tensor, "batch seq kv_heads d_head"],
+        value: Float[Tensor, "batch seq kv_heads d_head"],
+        context: Context,
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """Return what heads mix, projected back; queries and keys have turned."""
         mixed = self.mix(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), context)
         return self.joined(mixed)
 
@@ -138,13 +151,29 @@ class MultiHead(nn.Module):
         Float[Tensor, "batch seq kv_heads d_head"],
     ]:
         """Return queries, keys (both normalised if the shape says so) and values of all heads."""
-        batch, seq, _ = x.shape
-        n_heads, n_kv_heads, d_head = self.shape.n_heads, self.shape.n_kv_heads, self.shape.d_head
-        heads = self.query_key_value(x).view(batch, seq, -1, d_head)
-        query, key, value = heads.tensor_split([n_heads, n_heads + n_kv_heads], dim=2)
+        query, key, value = _split(self._projected(x), self.shape.n_heads)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
+
+    def rotated_heads(
+        self, x: Float[Tensor, "batch seq d_model"], context: Context
+    ) -> tuple[
+        Float[Tensor, "batch seq heads d_head"],
+        Float[Tensor, "batch seq kv_heads d_head"],
+        Float[Tensor, "batch seq kv_heads d_head"],
+    ]:
+        """Return `heads`, queries and keys rotated."""
+        if self.query_norm is None and context.rotation is not None:
+            return split_and_rotate(
+                self._projected(x), context.rotation, n_heads=self.shape.n_heads
+            )
+        query, key, value = self.heads(x)
+        return rotate(query, context.rotation), rotate(key, context.rotation), value
+
+    def _projected(self, x: Tensor) -> Tensor:
+        heads: Tensor = self.query_key_value(x).view(*x.shape[:2], -1, self.shape.d_head)
+        return heads
 
     def joined(
         self, mixed: Float[Tensor, "batch heads seq d_head"]
@@ -271,3 +300,58 @@ def rotate(
     turning = x[..., :columns]
     turned = torch.addcmul(turning * cosine, turning.roll(columns // 2, dims=-1), sine)
     return turned if columns == x.shape[-1] else torch.cat((turned, x[..., columns:]), dim=-1)
+
+
+def split_and_rotate(
+    heads: Float[Tensor, "batch seq all_heads d_head"],
+    rotation: Float[Tensor, "2 *batch seq 1 columns"],
+    *,
+    n_heads: int,
+) -> tuple[
+    Float[Tensor, "batch seq heads d_head"],
+    Float[Tensor, "batch seq kv_heads d_head"],
+    Float[Tensor, "batch seq kv_heads d_head"],
+]:
+    """Return rotated queries, rotated keys, and values, of all heads in this order.
+
+    Autograd would fill three gradients up with zeros and add them. On a GPU one kernel writes each
+    number of the gradient once (`workloads/kernels/rotary`). The forward pass is the same.
+    """
+    if heads.requires_grad and uses_triton(heads):
+        # Rounded here and not by each pass, so that both read the same angles, compiled or not.
+        query, key, value = _RotatedHeads.apply(  # type: ignore[no-untyped-call]
+            heads, rotation.to(heads.dtype), n_heads
+        )
+        return query, key, value
+    return _split_and_rotate(heads, rotation, n_heads)
+
+
+class _RotatedHeads(torch.autograd.Function):
+    """`split_and_rotate` with the gradient of `rotary_gradient`; it keeps the table only."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, heads: Tensor, rotation: Tensor, n_heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(rotation)
+        return _split_and_rotate(heads, rotation, n_heads)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        query, key, value = grads
+        return rotary_gradient(query, key, value, *ctx.saved_tensors), None, None
+
+
+def _split_and_rotate(
+    heads: Tensor, rotation: Tensor, n_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = _split(heads, n_heads)
+    return rotate(query, rotation), rotate(key, rotation), value
+
+
+def _split(heads: Tensor, n_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values, of which the last two are as many."""
+    n_kv_heads = (heads.shape[2] - n_heads) // 2
+    query, key, value = heads.tensor_split((n_heads, n_heads + n_kv_heads), dim=2)
+    return query, key, value

@@ -108,6 +108,7 @@ def test_a_crowded_row_fits_the_registers(compile_for_sm90, n_keys):
             "BLOCK_D": 256,
             "LANES": lanes,
             "DEEP": deep,
+            "ROWS": 128,
         },
         num_warps=warps,
     )

@@ -222,6 +222,22 @@ def test_kept_sums_change_no_bit(monkeypatch, kind):
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+def test_sums_of_the_same_ids_need_no_sort_of_their_own(monkeypatch):
+    table, (ids, weights, x) = case((17, 24, 7, 3), 0)
+    first = kernel.TritonRowSums(table, ids, weights, x)
+    expected, other = table.clone(), table.clone()
+    hits = ids, weights.flip(0), x.flip(1)
+    norm = kernel.TritonRowSums(expected, *hits).update_(
+        new_state("rowwise", table), rule("rowwise", 1)
+    )
+    monkeypatch.setattr(kernel, "sort_reads", None)
+
+    sums = kernel.TritonRowSums(other, *hits, like=first)
+
+    assert torch.equal(sums.update_(new_state("rowwise", table), rule("rowwise", 1)), norm)
+    assert torch.equal(other, expected)
+
+
 def test_squares_are_kept_only_where_they_are_wanted(monkeypatch):
     table, hits = case((5, 24, 4, 3), 0)
     sums = kernel.TritonRowSums(table, *hits)

@@ -52,6 +52,7 @@ def _constants(rank: int, read: kernels.SubKeyTile, *, shared: bool = False) -> 
         "SLOTS": read.slots,
         "COLUMNS": read.columns,
         "BLOCK_D": read.block,
+        "TOKENS": kernels.TOKENS,
         **ONE_HEAD,
     }
 
@@ -63,7 +64,7 @@ CASES = [*((size, "bf16") for size in SIZES), ("30m", "fp32")]
 
 
 @pytest.mark.parametrize(("size", "query"), CASES)
-def test_products_of_a_token_stay_in_registers(compile_for_sm90, size, query):
+def test_products_of_tokens_stay_in_registers(compile_for_sm90, size, query):
     rank, _, read = _reading(size, QUERIES[query])
 
     made = compile_for_sm90(
@@ -76,9 +77,11 @@ def test_products_of_a_token_stay_in_registers(compile_for_sm90, size, query):
     assert made.spills == 0
 
 
-@pytest.mark.parametrize("weights", ["bf16", "fp32"])
-@pytest.mark.parametrize("size", SIZES)
-def test_dense_weights_stay_in_registers(compile_for_sm90, size, weights):
+@pytest.mark.parametrize(
+    ("size", "weights", "together"),
+    [*((size, weights, 1) for size in SIZES for weights in ("bf16", "fp32")), ("30m", "bf16", 2)],
+)
+def test_dense_weights_stay_in_registers(compile_for_sm90, size, weights, together):
     rank, slots, read = _reading(size, torch.bfloat16)
 
     made = compile_for_sm90(
@@ -87,6 +90,7 @@ def test_dense_weights_stay_in_registers(compile_for_sm90, size, weights):
         {
             "RANK": rank,
             "RANKS": read.ranks,
+            "TOGETHER": together,
             "SLOTS": slots,
             "BLOCK_T": backward.COMPARED // slots**2,
             "BLOCK_N": min(1024, triton.next_power_of_2(SIZES[size][1])),

@@ -15,20 +15,21 @@ from workloads.checkpoint.state_split import local_shards, merge_state, split_st
 from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
-from workloads.kernels.table_update.op import row_sums
+from workloads.kernels.table_update.op import RowSums, row_sums
 from workloads.kernels.table_update.split_master import join, split
 from workloads.kernels.table_update.update_rules import Rule, new_state
 from workloads.layers.memory import host_offload
-from workloads.layers.memory.table import MemoryTable
+from workloads.layers.memory.table import MemoryTable, ModuleRef
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.linear import Linear
 from workloads.sharding.materialise import shard_tables
+from workloads.training import table_optimizer
 from workloads.training.adamw import Optimizer
 from workloads.training.checkpointing import load_weights, weights
 from workloads.training.config import TrainConfig
 from workloads.training.rank_job import RankJob
 from workloads.training.reporter import Interrupted
-from workloads.training.table_optimizer import RULE_OF
+from workloads.training.table_optimizer import RULE_OF, TableOptimizer
 from workloads.training.train import run
 from workloads.training.train_step import accumulate_gradients
 
@@ -434,7 +435,7 @@ SHARDED_STEPS = """
 import torch
 from workloads.distributed import process_group
 from workloads.distributed.mesh import make_mesh
-from workloads.layers.memory.table import MemoryTable
+from workloads.layers.memory.table import MemoryTable, ModuleRef
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import materialise_model
 from workloads.training.config import TrainConfig
@@ -481,3 +482,25 @@ def test_bf16_rows_are_rounded_alike_on_any_number_of_ranks(rule, tmp_path, run_
 
     assert alone.dtype == torch.bfloat16
     assert all(torch.equal(alone, trained_on(size)) for size in (2, 4))
+
+
+def test_tables_of_the_same_reads_are_sorted_once(monkeypatch):
+    """Other reads, or other tables, are not taken for the same."""
+    model = nn.ModuleList(MemoryTable(6, 4) for _ in range(3))
+    initialise(model, 0)
+    model[2].same_reads_as = ModuleRef(model[1])
+    optimizer = TableOptimizer(model, config(table_optimizer="rowwise"))
+    for ids in (torch.tensor([[0, 1]]), torch.tensor([[2, 1]])):
+        for table in model:
+            table.sparse_gradient.add_copies(6, ids, torch.ones(1, 2), torch.ones(1, 4))
+    found, like = [], []
+
+    def watched(*reads: Tensor, **others: RowSums | None) -> RowSums:
+        like.append(others["like"])
+        found.append(row_sums(*reads, **others))
+        return found[-1]
+
+    monkeypatch.setattr(table_optimizer, "row_sums", watched)
+    optimizer.sum_lookups()
+
+    assert like == [None, None, found[1]]

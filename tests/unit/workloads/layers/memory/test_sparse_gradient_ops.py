@@ -188,7 +188,7 @@ def test_torch_finds_the_operations_as_they_are_declared(kind):
     *tensors, _, name, n_rows = arguments(kind, gradient)
     *tensors, anchor = (each.detach() for each in (*tensors, gradient.anchor))
     grad = torch.ones_like(operation(*tensors, anchor, name, n_rows))
-    backward = getattr(torch.ops.memscale, f"deferred_{kind}_backward")
+    backward = getattr(torch.ops.memscale, f"sparse_{kind}_backward")
     for leaves, needs_third in ((True, True), (False, True), (True, False)):
         torch.library.opcheck(
             backward,
@@ -206,7 +206,7 @@ def test_what_is_left_is_no_buffer_of_the_graph(kind):
     grad = torch.ones(BAGS, WIDTH if kind == "weighted_bag" else 2)
     kept = (ids, third, grad) if kind == "weighted_bag" else (ids, grad, third)
     expected = [each.clone() for each in kept]
-    backward = getattr(torch.ops.memscale, f"deferred_{kind}_backward")
+    backward = getattr(torch.ops.memscale, f"sparse_{kind}_backward")
 
     backward(grad, rows, places, ids, third, anchor.detach(), name, n_rows, False, 0)
     for buffer in (ids, third, grad):
@@ -216,6 +216,38 @@ def test_what_is_left_is_no_buffer_of_the_graph(kind):
     assert hits is not None
     for found, wanted in zip((hits.ids, hits.weights, hits.x), expected, strict=True):
         assert torch.equal(found, wanted)
+
+
+def test_tables_that_are_read_together_keep_one_copy_of_the_ids():
+    values, gates = SparseGradient(), SparseGradient()
+    gates.same_reads_as = values
+    ids = [torch.tensor([[row, 1]]) for row in range(3)]
+    for layer in ids:
+        for gradient in (values, gates):
+            gradient.add_copies(ROWS, layer, torch.ones(1, 2), torch.ones(1, WIDTH))
+        layer.zero_()
+
+    joined: dict[tuple[int, ...], Tensor] = {}
+    taken, together = values.take(joined), gates.take(joined)
+
+    assert taken is not None
+    assert together is not None
+    assert taken.ids.tolist() == [[0, 1], [1, 1], [2, 1]]
+    assert together.ids is taken.ids
+
+
+def test_reads_of_their_own_are_kept_beside_those_of_another_table():
+    values, gates = SparseGradient(), SparseGradient()
+    gates.same_reads_as = values
+    values.add_copies(ROWS, torch.tensor([[0, 1]]), torch.ones(1, 2), torch.ones(1, WIDTH))
+    for row in (0, 2):  # the second time nothing was read of `values` before
+        ids = torch.tensor([[row, 1]])
+        gates.add_copies(ROWS, ids, torch.ones(1, 2), torch.ones(1, WIDTH))
+
+    hits = gates.take()
+
+    assert hits is not None
+    assert hits.ids.tolist() == [[0, 1], [2, 1]]
 
 
 def test_a_copy_has_a_handle_of_its_own():

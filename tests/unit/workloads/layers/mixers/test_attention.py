@@ -1,9 +1,14 @@
 """Attention against its formula, and what rotary positions promise."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from workloads.layers.context import Context
+from workloads.layers.mixers import attention as module
 from workloads.layers.mixers.attention import (
     AttentionShape,
     CausalAttention,
@@ -61,3 +66,62 @@ def test_position_zero_is_not_turned():
     x = torch.randn(1, 1, 2, 6, generator=torch.Generator().manual_seed(0))
 
     assert torch.equal(rotate(x, rotation_table(1, 6, base=10.0, device=x.device)), x)
+
+
+@pytest.mark.parametrize("columns", [2, 6])
+def test_gradient_of_heads_is_autograds(columns):
+    generator = torch.Generator().manual_seed(0)
+    heads = torch.randn(2, 5, 8, 6, dtype=torch.float64, generator=generator, requires_grad=True)
+    rotation = rotation_table(5, columns, base=100.0, device=heads.device).double()
+    expected = module.split_and_rotate(heads, rotation, n_heads=4)
+    grads = [torch.randn(x.shape, dtype=x.dtype, generator=generator) for x in expected]
+
+    found = module._RotatedHeads.apply(heads, rotation, 4)
+
+    assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    torch.testing.assert_close(
+        torch.autograd.grad(found, heads, grads), torch.autograd.grad(expected, heads, grads)
+    )
+
+
+def _gradients(attention: CausalAttention, call: Callable[..., Tensor]) -> list[Tensor]:
+    x = torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    rotation = rotation_table(5, 4, base=100.0, device=x.device)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = call(x, Context(tokens=torch.zeros(2, 5, dtype=torch.long), rotation=rotation))
+    found = torch.autograd.grad(output.float().square().sum(), [x, *attention.parameters()])
+    return [output, *found]
+
+
+@pytest.mark.parametrize("n_kv_heads", [1, 3])
+def test_gradient_of_the_block_also_compiled_and_checkpointed(n_kv_heads, monkeypatch):
+    attention = _attention(n_kv_heads=n_kv_heads).float()
+    expected = _gradients(attention, attention)
+    monkeypatch.setattr(module, "uses_triton", lambda heads: True)
+
+    def checkpointed(x: Tensor, context: Context) -> Tensor:
+        return checkpoint(attention, x, context, use_reentrant=False)
+
+    found = _gradients(attention, attention)
+
+    assert torch.equal(found[0], expected[0])
+    assert not torch.equal(found[1], expected[1])
+    for one, other in zip(found, expected, strict=True):
+        # Autograd rounds two products and their sum, the kernel once.
+        assert (one - other).norm() <= 1e-2 * other.norm()
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    for call in (compiled, checkpointed):
+        again = _gradients(attention, call)
+        assert all(torch.equal(one, other) for one, other in zip(again, found, strict=True))
+
+
+def test_without_gradients_nothing_is_kept(monkeypatch):
+    monkeypatch.setattr(module, "uses_triton", lambda heads: True)
+    monkeypatch.setattr(module._RotatedHeads, "apply", None)  # a call would fail
+    attention = _attention()
+    rotation = rotation_table(5, 4, base=100.0, device=torch.device("cpu")).double()
+    context = Context(tokens=torch.zeros(2, 5, dtype=torch.long), rotation=rotation)
+
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert attention(torch.ones(2, 5, 12, dtype=torch.float64), context).isfinite().all()

@@ -1,0 +1,1 @@
+"""Gradient of rotary positions."""
