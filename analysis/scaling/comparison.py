@@ -201,9 +201,9 @@ def _no_cost(laws: ArchitectureLaws, runs: Runs, fits: SweepFits) -> dict[str, s
     Measured costs have to follow size as they do where means are compared (`equal_cost`).
     """
     series = name_series(runs.table, by=[n for n in fits.apart if not n.startswith("data.")])
+    domains = {architecture: law.curve.domain for architecture, law in laws.by_name.items()}
     found: dict[str, str] = {}
     for name, measure in COST_MEASURES.items():
-        domains = {architecture: law.curve.domain for architecture, law in laws.by_name.items()}
         unpriced = {a: d.unpriced[name] for a, d in domains.items() if name in d.unpriced}
         if unpriced:
             architecture, why = next(iter(unpriced.items()))

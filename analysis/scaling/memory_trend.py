@@ -51,6 +51,8 @@ def memory_trends(
 ) -> list[MemoryTrend]:
     """Return the trend of every architecture and preset with three sizes of memory or more.
 
+    The best settings of each size count, of those that were tried at every size.
+
     Args:
         table: Of `Runs`.
         outcome: Column; None is `main_outcome`.
@@ -68,12 +70,34 @@ def memory_trends(
     ):
         if group[MEMORY].nunique() < FEWEST_TABLES:
             continue  # the best of them are no more
+        group = _tried_at_every_size(group)
         one_series = dict.fromkeys(group["configuration"], "")
         best = best_of_every_size(group, one_series, by_preset=True)
         if best[MEMORY].nunique() >= FEWEST_TABLES:
             found.append(_trend(best, str(architecture), str(preset), outcome, level))
     corrected = holm_corrected([trend.per_doubling for trend in found])
     return [replace(trend, p_holm=p) for trend, p in zip(found, corrected, strict=True)]
+
+
+def _tried_at_every_size(group: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of settings that were tried at every size, or else at the most sizes.
+
+    Settings are what varies at some size. One that was tried at some sizes alone would bend the
+    line.
+    """
+    by_size = group.groupby(MEMORY)
+    settings = [
+        name
+        for name in group
+        if str(name).startswith(("model.", "train."))
+        and (by_size[name].nunique(dropna=False) > 1).any()
+    ]
+    if not settings:
+        return group
+    tried = [repr(row) for row in group[settings].itertuples(index=False, name=None)]
+    sizes = {name: frozenset(runs[MEMORY]) for name, runs in group.groupby(tried)}
+    most = max(sizes.values(), key=len)
+    return group[[sizes[name] == most for name in tried]]
 
 
 def _trend(

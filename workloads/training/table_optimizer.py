@@ -192,7 +192,8 @@ class TableOptimizer:
     def sum_lookups(self) -> None:
         """Sort the gathered reads by row, and sum them where a norm needs it.
 
-        Tables with the very same ids share one sort.
+        Tables with the very same ids share one sort: on one rank only, since `gather` makes ids of
+        several ranks anew for each table.
         """
         if self._gathered is None:
             self.gather()

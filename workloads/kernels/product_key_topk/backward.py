@@ -40,7 +40,7 @@ def gradients(
     keys = sub_keys.transpose(0, 1).to(kind).reshape(books, n_keys, width)
     queries = query.to(kind).reshape(n_tokens, books, width).transpose(0, 1)
     query_grad = keys.new_empty(n_tokens, books, width)
-    sums = []
+    key_grad: Tensor | None = None
     chunk = max(1, weight_bytes // (books * n_keys * keys.element_size()))
     grad, ids = grad.contiguous(), ids.contiguous()
     slots = triton.next_power_of_2(knn)
@@ -56,20 +56,18 @@ def gradients(
         part = slice(start, start + tokens)
         # Written where it belongs: a copy would take as long as the product.
         torch.bmm(weights, keys, out=query_grad[part].transpose(0, 1))
-        sums.append(wide_product(weights.mT, queries[:, part]))
-    key_grad = sum_in_order(sums).view(n_heads, 2, n_keys, width).transpose(0, 1)
+        key_grad = added(key_grad, wide_product(weights.mT, queries[:, part]))
+    assert key_grad is not None, "there are tokens"
+    key_grad = key_grad.view(n_heads, 2, n_keys, width).transpose(0, 1)
     return (
         query_grad.view(query.shape).to(query.dtype),
         key_grad.to(sub_keys.dtype).contiguous(),
     )
 
 
-def sum_in_order(terms: list[Tensor]) -> Tensor:
-    """Return the sum of the terms, which the first is overwritten with."""
-    total, *others = terms
-    for each in others:
-        total += each
-    return total
+def added(total: Tensor | None, term: Tensor) -> Tensor:
+    """Return `total` with `term` added in place; `term` itself where there is no total yet."""
+    return term if total is None else total.add_(term)
 
 
 @triton.jit

@@ -75,7 +75,14 @@ def row_sums(
     Sums are taken in fp32 (float64 for tables of it), in an order fixed by `ids`. The table is
     changed in place, out of autograd's sight. A norm asked for before the update costs a second
     pass on a GPU: over the reads, or over sums where there are many reads of a row (`keeps_sums`).
-    `like` are sums of the same ids for another table of as many rows: a GPU does not sort again.
+
+    Args:
+        table: Values, changed by an update.
+        ids: Rows that each bag reads.
+        weights: Of these reads.
+        x: Gradient of each bag.
+        like: Sums of the very same ids for another table of as many rows, which is not checked. A
+            GPU takes their order instead of sorting again.
 
     Raises:
         ValueError: If the table is neither fp32, bf16 nor, off the GPU kernels, float64.

@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.kernels.product_key_topk.backward import sum_in_order
+from workloads.kernels.product_key_topk.backward import added
 from workloads.kernels.wide_product import wide_product
 
 WEIGHT_BYTES = 2**28
@@ -52,14 +52,15 @@ def gradients(
     slots = triton.next_power_of_2(knn)
     block = max(1, COMPARED // slots**2)
     chunk = max(1, weight_bytes // (2 * n_heads * rank * n_keys * keys.element_size()))
-    key_grads, core_grads = [], []
+    key_grad: Tensor | None = None
+    core_grad: Tensor | None = None
     for start in range(0, n_tokens, chunk):
         tokens = min(chunk, n_tokens - start)
         programs = triton.cdiv(tokens, block)
         weights = keys.new_empty(lines, tokens, together * n_keys)
-        core_grads.append(core.new_empty(programs, *core.shape))
+        core_grads = core.new_empty(programs, *core.shape)
         _dense_weights[(programs, 2 * n_heads * rank)](
-            grad[start:], ids[start:], products[..., start:], core, weights, core_grads[-1],
+            grad[start:], ids[start:], products[..., start:], core, weights, core_grads,
             tokens, n_tokens, n_heads, n_keys, knn,
             RANK=rank, RANKS=products.shape[1] // 2, TOGETHER=together,
             SLOTS=slots, BLOCK_T=block, BLOCK_N=min(1024, triton.next_power_of_2(n_keys)),
@@ -67,11 +68,14 @@ def gradients(
         )  # fmt: skip
         part = slice(start, start + tokens)
         torch.bmm(weights, keys, out=query_grad[:, part])
-        key_grads.append(_summed_over_tokens(weights, queries[:, part]))
+        key_grad = added(key_grad, _summed_over_tokens(weights, queries[:, part]))
+        core_grad = added(core_grad, core_grads.sum(0))
+    assert key_grad is not None, "there are tokens"
+    assert core_grad is not None, "there are tokens"
     return (
         query_grad.view(query.shape).to(query.dtype),
-        sum_in_order(key_grads).view(sub_keys.shape).to(sub_keys.dtype),
-        sum_in_order([each.sum(0) for each in core_grads]),
+        key_grad.view(sub_keys.shape).to(sub_keys.dtype),
+        core_grad,
     )
 
 

@@ -60,7 +60,10 @@ JoinedIds: TypeAlias = dict[tuple[int, ...], Tensor]
 def concatenated(terms: list[LookupGrad], joined: JoinedIds | None = None) -> LookupGrad:
     """Return the sum of several terms: all their lookups, bags padded to the largest.
 
-    Terms whose ids are the very tensors of terms before get what `joined` has for these.
+    Args:
+        terms: In the order of the sum.
+        joined: Joined ids of other tables, added to here: terms with the very same id tensors get
+            the same joined tensor. Keyed by `id`, so it is valid only while all tables' terms live.
     """
     if len(terms) == 1:
         return terms[0]

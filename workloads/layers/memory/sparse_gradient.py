@@ -68,7 +68,8 @@ class SparseGradient(Registered):
         """That of a table of which each backward pass adds the same ids just before; compiled
         graphs keep them once."""
         self._newest_ids: tuple[int, Tensor] | None = None
-        """Address of the newest ids and the copy of them, which `same_reads_as` takes from here."""
+        """Address of the ids that were added last, and their copy, for the gradient whose
+        `same_reads_as` this is."""
         self._n_rows = 0
         self.fetch = fetch or _in_place
         somewhere = None if device is None or device.type == "meta" else device
@@ -114,6 +115,7 @@ class SparseGradient(Registered):
     def add_copies(self, n_rows: int, ids: Tensor, weights: Tensor, x: Tensor) -> None:
         """Add lookups that lie in buffers of a compiled graph, which uses them again."""
         newest = None
+        # Taken over once: later the graph may have other ids at the same address.
         if self.same_reads_as is not None:
             newest, self.same_reads_as._newest_ids = self.same_reads_as._newest_ids, None
         if newest is None or newest[0] != ids.data_ptr() or newest[1].shape != ids.shape:

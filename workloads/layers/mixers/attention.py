@@ -120,18 +120,6 @@ class MultiHead(nn.Module):
         """Return the block's output, to be added to the residual."""
         return self.attend_rotated(*self.rotated_heads(x, context), context)
 
-    def attend(
-        self,
-        query: Float[Tensor, "batch seq heads d_head"],
-        key: Float[Tensor, "batch seq kv_heads d_head"],
-        value: Float[Tensor, "batch seq kv_heads d_head"],
-        context: Context,
-    ) -> Float[Tensor, "batch seq d_model"]:
-        """Return what heads mix, projected back; queries and keys turn first."""
-        # Apart: a rotation of both at once would split its gradient and join it again.
-        query, key = rotate(query, context.rotation), rotate(key, context.rotation)
-        return self.attend_rotated(query, key, value, context)
-
     def attend_rotated(
         self,
         query: Float[Tensor, "batch seq heads d_head"],
@@ -139,7 +127,7 @@ class MultiHead(nn.Module):
         value: Float[Tensor, "batch seq kv_heads d_head"],
         context: Context,
     ) -> Float[Tensor, "batch seq d_model"]:
-        """Return what heads mix, projected back; queries and keys have turned."""
+        """Return what heads mix, projected back; queries and keys come rotated."""
         mixed = self.mix(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), context)
         return self.joined(mixed)
 
@@ -169,6 +157,7 @@ class MultiHead(nn.Module):
                 self._projected(x), context.rotation, n_heads=self.shape.n_heads
             )
         query, key, value = self.heads(x)
+        # Apart: a rotation of both at once would split its gradient and join it again.
         return rotate(query, context.rotation), rotate(key, context.rotation), value
 
     def _projected(self, x: Tensor) -> Tensor:
@@ -314,7 +303,7 @@ def split_and_rotate(
 ]:
     """Return rotated queries, rotated keys, and values, of all heads in this order.
 
-    Autograd would fill three gradients up with zeros and add them. On a GPU one kernel writes each
+    Autograd would pad three gradients with zeros and add them. On a GPU one kernel writes each
     number of the gradient once (`workloads/kernels/rotary`). The forward pass is the same.
     """
     if heads.requires_grad and uses_triton(heads):
@@ -351,7 +340,7 @@ def _split_and_rotate(
 
 
 def _split(heads: Tensor, n_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values, of which the last two are as many."""
+    """Return queries, keys and values; there are as many keys as values."""
     n_kv_heads = (heads.shape[2] - n_heads) // 2
     query, key, value = heads.tensor_split((n_heads, n_heads + n_kv_heads), dim=2)
     return query, key, value

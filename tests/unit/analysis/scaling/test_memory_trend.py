@@ -44,6 +44,19 @@ def test_on_a_line_it_is_the_t_test_of_slopes_of_seeds(stats):
     assert found.verdict == "better"
 
 
+def test_a_setting_tried_at_some_sizes_alone_does_not_bend_the_line():
+    plain = table_of(lambda x, seed: 3 + 0.1 * seed - 0.01 * x).assign(**{"model.output_init": None})
+    better = plain[plain["memory_params"].isin([2**14, 2**18])].assign(
+        **{"model.output_init": "depth_scaled"}
+    )
+    better = better.assign(loss=better["loss"] - 0.1, configuration=better["configuration"] + " x")
+
+    (found,) = memory_trends(pd.concat([plain, better], ignore_index=True))
+
+    assert found.n_sizes == 4
+    assert found.per_doubling.value == pytest.approx(-0.01)
+
+
 def test_seeds_that_lie_high_or_low_together_do_not_hide_a_trend():
     table = table_of(lambda x, seed: 3 + seed - 0.01 * x + 1e-4 * ((7 * x + 3 * seed) % 5))
 
