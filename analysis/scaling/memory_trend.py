@@ -88,14 +88,15 @@ def _tried_at_every_size(group: pd.DataFrame) -> pd.DataFrame:
     by_size = group.groupby(MEMORY)
     settings = [
         name
-        for name in group
-        if str(name).startswith(("model.", "train."))
-        and (by_size[name].nunique(dropna=False) > 1).any()
+        for name in map(str, group)
+        if name.startswith(("model.", "train.")) and (by_size[name].nunique(dropna=False) > 1).any()
     ]
     if not settings:
         return group
     tried = [repr(row) for row in group[settings].itertuples(index=False, name=None)]
-    sizes = {name: frozenset(runs[MEMORY]) for name, runs in group.groupby(tried)}
+    sizes: dict[str, set[float]] = {}
+    for name, size in zip(tried, group[MEMORY], strict=True):
+        sizes.setdefault(name, set()).add(size)
     most = max(sizes.values(), key=len)
     return group[[sizes[name] == most for name in tried]]
 

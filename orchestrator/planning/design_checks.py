@@ -35,6 +35,7 @@ def notes(specs: Sequence[TrialSpec], *, tokens_matched: Collection[str] = ()) -
         *_unequal_tokens(budgeted),
         *_one_seed(specs),
         *_slow_values(specs),
+        *_lost_keys(specs),
     )
 
 
@@ -142,6 +143,18 @@ def _slow_values(specs: Sequence[TrialSpec]) -> list[str]:
     return [
         f"{_named(sorted(slow))}: train.value_lr_ratio is 1, their papers have 3.3 to 10; "
         "write value_lr_ratio: 4.0, or a recipe"
+    ]
+
+
+def _lost_keys(specs: Sequence[TrialSpec]) -> list[str]:
+    """Say if the features that Performer's `key_stabiliser` saves are lost beside eps again."""
+    if not any(
+        spec.model.get("key_stabiliser") and spec.model.get("feature_eps") for spec in specs
+    ):
+        return []
+    return [
+        "performer: key_stabiliser: running_max with model.feature_eps above 0 can be further from "
+        "the exact kernel than no key_stabiliser; write feature_eps: 0"
     ]
 
 

@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import Logging, Resources, TrialSpec
 from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.tracking_uri import default_tracking_uri
+from workloads.checkpoint import checkpoint
 
 STEPS = 70
 TIMEOUT_S = 900
@@ -123,11 +126,18 @@ class TinySweep:
             pid for pid, stat in stats() if stat[3] in sessions and stat[0] not in "ZX"
         ]
 
-    def middle(self, *, after: int = 10) -> tuple[AttemptDir, ProcessId]:
-        """Wait until an attempt has made `after` steps of its own; return it and its rank 0."""
+    def middle(
+        self, *, after: int = 10, of: TrialDir | None = None
+    ) -> tuple[AttemptDir, ProcessId]:
+        """Wait until an attempt has made `after` steps of its own; return it and its rank 0.
+
+        Args:
+            after: Steps that it has made, and at least as many are left.
+            of: Only attempts of this trial count; None is any.
+        """
 
         def look() -> tuple[AttemptDir, ProcessId] | None:
-            for trial in self.disk.trials():
+            for trial in self.disk.trials() if of is None else [of]:
                 for attempt in trial.attempts()[-1:]:
                     steps = [line.step for line in attempt.lines() if line.metrics]
                     alive = [process for process in registered(attempt) if process.alive()]
@@ -154,8 +164,15 @@ class TinySweep:
             for trial in self.disk.trials()
         }
 
+    def weights(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return trial -> name -> weight of its final checkpoint."""
+        return {
+            trial.trial_id: checkpoint.load(trial.checkpoints / checkpoint.FINAL)["weights"]
+            for trial in self.disk.trials()
+        }
+
     def assert_finished_like(self, undisturbed: "TinySweep") -> None:
-        """Every trial done once, every step there once, every number equal to the last bit."""
+        """Every trial done once, every step there once, every bit of numbers and weights equal."""
         for trial in self.disk.trials():
             ends = [attempt.end() for attempt in trial.attempts()]
             assert [end["outcome"] for end in ends if end].count("done") == 1, ends
@@ -163,6 +180,13 @@ class TinySweep:
             assert trial.result() is not None
             assert sorted(trial.metrics()["train/loss"]) == list(range(1, STEPS + 1))
         assert self.metrics() == undisturbed.metrics()
+        expected, found = undisturbed.weights(), self.weights()
+        assert expected.keys() == found.keys()
+        for trial_id, weights in expected.items():
+            assert weights
+            assert weights.keys() == found[trial_id].keys()
+            differ = [n for n, w in weights.items() if not torch.equal(w, found[trial_id][n])]
+            assert not differ, (trial_id, differ)
         for trial in self.disk.trials():
             mine = trial.result()["metrics"]
             theirs = undisturbed.disk.trial(trial.trial_id).result()["metrics"]

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from orchestrator.records import logs
+from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import TrialDir
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
@@ -39,6 +40,10 @@ def supervisor_of(controller):
     return found
 
 
+def steps_of(attempt):
+    return [line.step for line in attempt.lines() if "train/loss" in line.metrics]
+
+
 def folders_of_ray(controller):
     owner = f"pid {controller.pid}\n"
     locks = Path(tempfile.gettempdir()).glob("ms-*/lock")
@@ -56,8 +61,9 @@ def another(tiny, *, than):
 @pytest.mark.long
 def test_killed_rank_fork_server_and_supervisor_cost_an_attempt_each(tiny, undisturbed):
     controller = tiny.submit(1, "ray")
-    first, rank = tiny.middle()
-    os.kill(rank.pid, signal.SIGKILL)
+    # Of the trial with tables in host memory. The others follow.
+    first, killed = tiny.middle(of=tiny.memory)
+    os.kill(killed.pid, signal.SIGKILL)
 
     second, rank = another(tiny, than=[first])
     fork_server = parent_of(rank.pid)
@@ -79,6 +85,13 @@ def test_killed_rank_fork_server_and_supervisor_cost_an_attempt_each(tiny, undis
     assert "── node_lost: the supervisor of" in told
     ended = [outcome for trial in tiny.disk.trials() for outcome in outcomes(trial)]
     assert set(ended) == {"killed", "node_lost", "done"}
+    # Another process went on after a checkpoint of the killed one, which was in mid-run.
+    one, two, *more = tiny.memory.attempts()
+    assert (one.path, two.number) == (first.path, 2)
+    later = [step for attempt in (two, *more) for step in steps_of(attempt)]
+    assert 1 < min(later) <= max(steps_of(first)) + 1 <= max(later)
+    assert registered(two)
+    assert killed not in registered(two)
     tiny.assert_finished_like(undisturbed)
     tiny.assert_nothing_left(rank)
 

@@ -66,9 +66,13 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
     """Set threads, fp32 matrix precision and determinism for a run; put them back afterwards.
 
     fp32 means fp32: TF32 is allowed only where bf16 was chosen anyway. On a CPU only deterministic
-    kernels are used, which costs nothing there; filling fresh memory, which would, is left out. On
-    a GPU products repeat bit for bit (`_fix_cublas_workspace`), but the deterministic forms of some
-    scatters are several times slower. So a repeated run may differ in the last bits.
+    kernels are used, which costs nothing there; filling fresh memory, which would, is left out.
+
+    On a GPU matrix products repeat bit for bit (`_fix_cublas_workspace`), and so do our kernels.
+    In the last bits two things may not: torch's sums with atomics, in scatters of some
+    architectures and attention's backward pass, since the deterministic forms of scatters are
+    several times slower; and blocks that are compiled a second time (measured: docs/benchmarks.md,
+    "Steps of tables with an optimizer of their own").
     """
     deterministic: Any = torch.utils.deterministic
     before = (
@@ -127,10 +131,14 @@ def _fix_cublas_workspace() -> None:
 
     cuBLAS promises that only for a workspace that is fixed ("Results reproducibility" in its
     documentation). Without it 16 of 16 resumed trials with prefetched rows differed from ones that
-    went through, with it none of 24; while eight processes compiled with empty caches, some still
-    did, which is not explained. This is the size that torch takes on Hopper anyway. cuBLAS reads it
-    when a process first multiplies, so it stays for the process. So does a user's setting, and that
-    of an attempt's rank, which has it from its start (`orchestrator/node/hardware.py`).
+    went through, with it none of 24. Compile caches were filled. With empty ones some still did,
+    since each trial of a process compiled its blocks anew, and a second compilation may differ. Now
+    a process's trials share one, and six of six comparisons were equal (docs/benchmarks.md, as for
+    `numerics`).
+
+    This is the size that torch takes on Hopper anyway. cuBLAS reads it when a process first
+    multiplies, so it stays for the process. So does a user's setting, and that of an attempt's
+    rank, which has it from its start (`orchestrator/node/hardware.py`).
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 

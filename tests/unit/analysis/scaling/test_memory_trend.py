@@ -45,7 +45,9 @@ def test_on_a_line_it_is_the_t_test_of_slopes_of_seeds(stats):
 
 
 def test_a_setting_tried_at_some_sizes_alone_does_not_bend_the_line():
-    plain = table_of(lambda x, seed: 3 + 0.1 * seed - 0.01 * x).assign(**{"model.output_init": None})
+    plain = table_of(lambda x, seed: 3 + 0.1 * seed - 0.01 * x).assign(
+        **{"model.output_init": None}
+    )
     better = plain[plain["memory_params"].isin([2**14, 2**18])].assign(
         **{"model.output_init": "depth_scaled"}
     )

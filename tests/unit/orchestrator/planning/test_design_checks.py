@@ -74,6 +74,23 @@ def test_values_at_the_rate_of_the_rest_are_said_unless_they_are_meant() -> None
         assert design_checks.notes(meant) == ()
 
 
+def test_performers_running_maximum_beside_an_eps_is_said() -> None:
+    def of(stabiliser: str | None, eps: float) -> list[TrialSpec]:
+        fields = {"key_stabiliser": stabiliser, "feature_eps": eps}
+        return [
+            replace(spec, model={**spec.model, **fields}) for spec in specs({"performer": FIVE})
+        ]
+
+    (note,) = design_checks.notes([*of("running_max", 1e-6), *of("running_max", 0.0)])
+
+    assert note == (
+        "performer: key_stabiliser: running_max with model.feature_eps above 0 can be further from "
+        "the exact kernel than no key_stabiliser; write feature_eps: 0"
+    )
+    for meant in (of("running_max", 0.0), of(None, 1e-6)):
+        assert design_checks.notes(meant) == ()
+
+
 def test_each_number_of_sizes_is_one_line() -> None:
     found = design_checks.notes(specs({"a": FIVE, "b": FIVE[:1], "c": FIVE[:2], "d": FIVE[:2]}))
 

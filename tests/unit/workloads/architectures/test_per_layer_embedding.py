@@ -173,8 +173,24 @@ class _NoMixer(nn.Module):
         return torch.zeros_like(hidden_states), None
 
 
+def _alike(theirs: Any, ours: PerLayerTransformer) -> list[tuple[Tensor, Tensor]]:
+    """Return the parameters of a Gemma 4 that the test is about, each with ours."""
+    pairs = [
+        (theirs.embed_tokens_per_layer.weight, ours.per_layer_table.weight),
+        (theirs.per_layer_model_projection.weight, ours.per_layer_inputs.projection.weight),
+        (theirs.per_layer_projection_norm.weight, ours.per_layer_inputs.norm.gain),
+    ]
+    for their, our in zip(theirs.layers, ours.layers, strict=True):
+        pairs += [
+            (their.per_layer_input_gate.weight, our.per_layer.gate.weight),
+            (their.per_layer_projection.weight, our.per_layer.output.weight),
+            (their.post_per_layer_input_norm.weight, our.per_layer.norm.gain),
+        ]
+    return pairs
+
+
 def test_inputs_and_gates_are_those_of_gemma_4(monkeypatch):
-    """In float64, with random values everywhere; attention and feed-forward add nothing."""
+    """Values and gradients in float64, random weights; attention and feed-forward add nothing."""
     from transformers.models.gemma4 import modeling_gemma4  # seconds, so only where it runs
 
     ours = _model().double()
@@ -198,17 +214,15 @@ def test_inputs_and_gates_are_those_of_gemma_4(monkeypatch):
     with torch.no_grad():
         for value in ours.parameters():
             value.copy_(torch.randn(value.shape, generator=generator, dtype=torch.float64))
-        theirs.embed_tokens_per_layer.weight.copy_(ours.per_layer_table.weight)
-        theirs.per_layer_model_projection.weight.copy_(ours.per_layer_inputs.projection.weight)
-        theirs.per_layer_projection_norm.weight.copy_(ours.per_layer_inputs.norm.gain)
-        for their, our in zip(theirs.layers, ours.layers, strict=True):
-            their.per_layer_input_gate.weight.copy_(our.per_layer.gate.weight)
-            their.per_layer_projection.weight.copy_(our.per_layer.output.weight)
-            their.post_per_layer_input_norm.weight.copy_(our.per_layer.norm.gain)
+        for their in theirs.layers:
             their.self_attn = _NoMixer()
             their.mlp.down_proj.weight.zero_()
-    tokens = torch.randint(11, (2, 7), generator=generator)
-    embedded = ours.embedding.weight[tokens].detach()
+        pairs = _alike(theirs, ours)
+        for their, our in pairs:
+            their.copy_(our)
+    # Token 0 is their padding, whose row gets no gradient.
+    tokens = torch.randint(1, 11, (2, 7), generator=generator)
+    embedded = ours.embedding.weight[tokens].detach().requires_grad_()
     context = Context(tokens=tokens)
     monkeypatch.setattr(Tensor, "float", Tensor.double)  # their norms work in fp32
 
@@ -223,3 +237,14 @@ def test_inputs_and_gates_are_those_of_gemma_4(monkeypatch):
     for i, (their, our) in enumerate(zip(theirs.layers, ours.layers, strict=True)):
         added = our.per_layer(embedded, context)
         torch.testing.assert_close(embedded + added, their(embedded.clone(), expected[:, :, i]))
+
+    context.shared[PER_LAYER_INPUTS] = found
+    of_ours = [embedded + layer.per_layer(embedded, context) for layer in ours.layers]
+    of_theirs = [their(embedded, expected[:, :, i]) for i, their in enumerate(theirs.layers)]
+    along = torch.randn(3, *embedded.shape, generator=generator, dtype=torch.float64)
+    theirs_by, ours_by = (
+        torch.autograd.grad(torch.stack(outputs), [embedded, *parameters], along)
+        for outputs, parameters in zip((of_theirs, of_ours), zip(*pairs, strict=True), strict=True)
+    )
+    assert all(gradient.any() for gradient in theirs_by)
+    torch.testing.assert_close(ours_by, theirs_by, rtol=1e-6, atol=1e-6)
