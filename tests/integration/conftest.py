@@ -27,7 +27,7 @@ from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.tracking_uri import default_tracking_uri
 from workloads.checkpoint import checkpoint
 
-STEPS = 70
+STEPS = 100
 TIMEOUT_S = 900
 RUN_CONTROLLER = Path(__file__).with_name("run_controller.py")
 
@@ -132,7 +132,8 @@ class TinySweep:
         """Wait until an attempt has made `after` steps of its own; return it and its rank 0.
 
         Args:
-            after: Steps that it has made, and at least as many are left.
+            after: Steps that it has made. Three times as many are left, so that it does not end
+                before what is killed next takes it along.
             of: Only attempts of this trial count; None is any.
         """
 
@@ -145,7 +146,7 @@ class TinySweep:
                         attempt.end() is None
                         and alive
                         and len(steps) >= after
-                        and max(steps) < STEPS - after
+                        and max(steps) <= STEPS - 3 * after
                     ):
                         return attempt, alive[0]
             return None
