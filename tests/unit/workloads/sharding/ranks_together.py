@@ -12,6 +12,7 @@ import math
 import multiprocessing
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,7 +22,6 @@ from pathlib import Path
 import torch
 import torch._dynamo  # by optimizers at their first step, which takes each rank two seconds unless it is there when they are forked
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from orchestrator.sweep import registry
 from workloads.architectures import engram, memory_plus, peer
@@ -37,14 +37,19 @@ from workloads.sharding.gradient_allreduce import GradientAllReduce
 from workloads.sharding.materialise import materialise_model
 from workloads.sharding.row_parallel import RowParallelShard
 from workloads.sharding.table_shard import TableShard, count_params, table_shards
+from workloads.training.activation_checkpointing import checkpoint_blocks
 from workloads.training.adamw import Optimizer
 from workloads.training.checkpointing import weights
+from workloads.training.compilation import compile_training, compiled_loss
 from workloads.training.config import TrainConfig
 from workloads.training.device import pick
 from workloads.training.table_optimizer import RULE_OF
 from workloads.training.train_step import SummedLoss, accumulate_gradients, even_passes
 
 Found = dict[str, float]
+COMPILE = torch.compile
+SLOW = 10.0
+"""Seconds after which a rank says what it waited for."""
 LAYOUTS = {"columns": ColumnParallelShard, "rows": RowParallelShard}
 # In three pieces, of which some have no bag.
 READ_BY = {
@@ -318,17 +323,24 @@ def models(mesh: Mesh, here: torch.device, trained: Trained) -> Iterator[tuple[s
     shape = f"{mesh.data.size}x{mesh.memory.size}"
     for layout, model_name, how in each(trained):
         model = started(MODELS[model_name], mesh, layout, here, dtype_of(how))
-        if "checkpointed" in how:
-            checkpointed(model)
-        if "compiled" in how:
-            torch._dynamo.reset()  # it counts how often one piece of code is compiled, for all models together
+        loss = None
+        if "compiled" in how:  # as trials are: block by block, and the head with the loss
+            torch._dynamo.reset()
+            torch._dynamo.utils.counters.clear()
             # Machine code is a GPU's: a CPU's takes g++ a minute, and the product never runs it.
             backend = "inductor" if here.type == "cuda" else "aot_eager"
-            model.compile(dynamic=False, fullgraph=True, backend=backend)
+            torch.compile = partial(COMPILE, backend=backend)
+            compile_training(model)
+            loss = compiled_loss
+        if "checkpointed" in how:
+            checkpoint_blocks(model)
         expected = alone(model_name, dtype_of(how), here, trained_by(how))
         truth = alone(model_name, torch.float64, here, trained_by(how))
         name = f"{how}/{shape}/{layout}/{model_name}"
-        yield from ten_steps(name, model, expected, truth, mesh, trained_by(how))
+        yield from ten_steps(name, model, expected, truth, mesh, trained_by(how), loss)
+        if "compiled" in how:
+            ran = torch._dynamo.utils.counters["frames"]
+            yield f"{name}/never_compiled", float(not 2 <= ran["ok"] == ran["total"])
 
 
 def each(trained: Trained) -> Iterator[tuple[str, str, str]]:
@@ -481,11 +493,6 @@ def started(
     return model.train()
 
 
-def checkpointed(model: nn.Module) -> None:
-    for layer in model.layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-
-
 def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
@@ -550,8 +557,12 @@ def alone_or_together(group: str, size: int, device: str, rank: int, folder: Pat
         torch.use_deterministic_algorithms(True)
     found: Found = {}
     with process_group.join(rank=rank, size=size, device=here, rendezvous=folder / "meet") as world:
+        before = time.monotonic()
         for name, error in CHECKS[group](world, here):
             found[name] = max(found.get(name, 0.0), error)
+            if (took := time.monotonic() - before) > SLOW:
+                print(f"rank {rank} of {size}: {took:.0f} s until {name}", file=sys.stderr)
+            before = time.monotonic()
     return found
 
 

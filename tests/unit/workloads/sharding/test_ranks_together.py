@@ -41,6 +41,7 @@ EXACT = (
     "counted",
     "initial",
     "never_clipped",
+    "never_compiled",
 )
 LOSS = 1e-6
 
