@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from analysis.fitting.two_stage import fit_chain as fit_chain
     from analysis.laws.registry import all_laws as all_laws
     from analysis.laws.registry import law_named as law_named
+    from analysis.laws.shared_coefficients import SharedCoefficients as SharedCoefficients
     from analysis.loading.load import histories as histories
     from analysis.loading.load import load as load
     from analysis.plotting.canvas import save as save
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from analysis.scaling.sweep_summary import fit_sweep as fit_sweep
 
 _MODULE_OF = {
+    "SharedCoefficients": "laws.shared_coefficients",
     "all_laws": "laws.registry",
     "choose_law": "fitting.model_selection",
     "compare_laws": "fitting.model_selection",

@@ -1,4 +1,4 @@
-"""Number formats and text tables, the same in the terminal, the report and the figures."""
+"""Number formats and text tables, shared by terminal, report and figures."""
 
 import math
 import re

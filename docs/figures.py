@@ -28,6 +28,8 @@ IMAGES = Path(__file__).parent / "images"
 RECALL = "recall/train_wording/exact_match"
 BITS = "valid/bits_per_byte"
 INIT = "model.output_init"
+SMALLER = ("facts_initial_values", "facts_10m_memory_plus")
+"""Parts whose trials all begin with smaller output matrices."""
 LEVEL = "dense"
 COLOURS = {LEVEL: "#000000", "memory": "#0072B2", "memory_plus": "#D55E00"}
 """As on the pages of results (`benchmarks/results_page.py`)."""
@@ -45,39 +47,50 @@ def _save(figure: Figure, name: str) -> None:
 
 
 def _memory_scaling() -> Figure:
-    """Return recall of facts and bits per byte of a text at two bases each, by memory parameters."""
-    figure, axes = plt.subplots(2, 2, figsize=(9, 7), layout="constrained")
-    panels = (
+    """Return recall of facts and bits per byte of a text by memory parameters, a column a base."""
+    figure, axes = plt.subplots(2, 3, figsize=(11, 7), layout="constrained")
+    facts = (
         (
+            "1m",
+            "30,000 people",
             ("facts_1m", "facts_1m_memory", "facts_1m_largest", "facts_initial_values"),
-            "facts, 1m base",
-            RECALL,
-            "facts recalled",
         ),
-        (
-            ("facts_3m", "facts_3m_largest", "facts_initial_values"),
-            "facts, 3m base",
-            RECALL,
-            "facts recalled",
-        ),
-        (("text_3m",), "text, 3m base", BITS, "bits per byte (axis not from 0)"),
-        (("text_10m",), "text, 10m base", BITS, "bits per byte (axis not from 0)"),
+        ("3m", "30,000 people", ("facts_3m", "facts_3m_largest", "facts_initial_values")),
+        ("10m", "140,000 people", ("facts_10m_memory_plus",)),
     )
+    for panel, (base, people, parts) in zip(axes[0], facts, strict=True):
+        _draw(panel, pd.concat([_part(part) for part in parts]).query("preset == @base"), RECALL)
+        panel.set(title=f"facts, {people}, {base} base", ylim=(0, 1.03))
     texts = pd.concat([_part("text_3m"), _part("text_10m")])  # share a scale
-    for panel, (parts, title, metric, label) in zip(axes.flat, panels, strict=True):
-        runs = pd.concat([_part(part) for part in parts])
-        runs = runs[runs["preset"] == title.split()[1]]
-        _draw(panel, runs, metric)
-        panel.set(title=title, ylabel=label, xlabel="parameters of the memory")
-        panel.set_ylim(*((0, 1.03) if metric == RECALL else outcome_limits(texts[BITS], BITS)))
-    axes[0, 1].legend(frameon=False, fontsize=8, loc="lower right")
+    for panel, base in zip(axes[1, 1:], ("3m", "10m"), strict=True):
+        _draw(panel, texts.query("preset == @base"), BITS)
+        panel.set(title=f"text, {base} base", ylim=outcome_limits(texts[BITS], BITS))
+    for column in axes[:, 1:].T:  # facts and text of a base share a scale
+        lows, highs = zip(*(panel.get_xlim() for panel in column), strict=True)
+        for panel in column:
+            log_scale(panel, "x", min(lows), max(highs), show=rounded, most=4)
+    for panel in axes.flat[[0, 1, 2, 4, 5]]:
+        panel.set_xlabel("parameters of the memory")
+    axes[0, 0].set_ylabel("facts recalled")
+    axes[1, 1].set_ylabel("bits per byte (axis not from 0)")
+    legend = axes[1, 0]  # no text was given to 1m
+    legend.set_axis_off()
+    handles = {
+        label: handle
+        for panel in axes.flat
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    labels = sorted(handles)
+    legend.legend(
+        [handles[label] for label in labels], labels, frameon=False, fontsize=9, loc="center"
+    )
     return figure
 
 
 def _part(name: str) -> pd.DataFrame:
     runs = pd.read_csv(RESULTS / f"memory_scaling_{name}.csv")
     if INIT not in runs:  # a setting that all trials of a part share has no column
-        runs[INIT] = "depth_scaled" if name == "facts_initial_values" else ""
+        runs[INIT] = "depth_scaled" if name in SMALLER else ""
     return runs.fillna({INIT: ""})
 
 

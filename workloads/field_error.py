@@ -1,4 +1,4 @@
-"""`FieldError`, a wrong value of a config field; and the checks of ranges declared on fields.
+"""`FieldError`, a wrong value of a config field, and range checks of fields.
 
 Every Config declares its ranges in annotations (`n_layers: PositiveInt`) and calls `check_fields`
 from `__post_init__`. Rules that join several fields raise `FieldError` themselves. No torch here:

@@ -1,10 +1,11 @@
-"""Likelihood-ratio tests of a fit's noise: is it uneven, or shared by neighbouring runs?
+"""Likelihood-ratio tests of a fit's noise covariance.
 
-Each statistic is the mean, over some alternatives, of the likelihood ratio of that covariance to
-even, independent noise. Such a mean has the best average power against them (Andrews and Ploberger
-1994). The likelihood is that of what the fitted parameters leave of the residuals (restricted
-maximum likelihood; Patterson and Thompson 1971), with the noise's scale profiled out. Statistics
-come for many tables at once, because their null distribution is simulated.
+Is the noise uneven, or shared by neighbouring runs? Each statistic is the mean, over some
+alternatives, of the likelihood ratio of that covariance to even, independent noise. Such a mean has
+the best average power against them (Andrews and Ploberger 1994). The likelihood is that of what the
+fitted parameters leave of the residuals (restricted maximum likelihood; Patterson and Thompson
+1971), with the noise's scale profiled out. Statistics come for many tables at once, because their
+null distribution is simulated.
 """
 
 from collections.abc import Sequence

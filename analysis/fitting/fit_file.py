@@ -1,4 +1,4 @@
-"""Fits as JSON files: every number of a `LawFit`, with the runs it rests on and their hash."""
+"""Fits as JSON files: the numbers of a `LawFit`, its runs and their hash."""
 
 import dataclasses
 import hashlib

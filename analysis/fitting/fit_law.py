@@ -132,15 +132,19 @@ def fit_law(
     """
     law, runs = _within(as_law(law), fixed, bounds), as_columns(runs)
     objective = objective or law.default_objective
+    # Before the search: impossible units are refused at once, and a fit without numbers has its
+    # warnings, too.
     data = _read(law, runs, outcome, columns, clusters, objective, sigma)
     controls = _weighted(controls, runs, sigma, len(data.y))
     warnings = _check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)
+    # Too few or equal runs are a status, not an error: of many fits one may have no numbers.
     problem, found = _optimise(law, data, objective, controls)
     fit = _without_numbers(law, data, objective, outcome, level, found, warnings, controls.weights)
     if problem is None or found.theta is None:
         return fit
     drawn, note = _resample(problem, found, data, controls, n_draws=n_draws, seed=seed)
     fit = _with_numbers(fit, problem, found, drawn, data, controls)
+    # What is wrong with the table shows in the residuals again; it is said once.
     if not warnings and "architectures" not in accept:
         warnings = _check_groups(problem, found.theta, fit.residuals, data, controls.rows)
     options = {"objective": objective, "n_draws": n_draws, "seed": seed, "level": level}

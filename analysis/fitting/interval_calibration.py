@@ -1,4 +1,4 @@
-"""Interval calibration: percentiles of resampled fits that cover as often as stated.
+"""Interval calibration: percentiles of resampled fits with the stated coverage.
 
 Percentiles of resamples err in two ways that few configurations make large.
 

@@ -120,7 +120,7 @@ def fit_partial(
         >>> found.sentence.partition(".")[0]
         '11 of 12 cells; missing: 1 not run'
     """
-    # The fit of the cells that are there, with intervals, warnings and a hold-out of its own.
+    # The largest cell may itself be missing: it is what a sweep is run for, and what others move.
     cells = _read_cells(law, runs, outcome, columns, clusters)
     there, inputs = cells.there, cells.inputs
     if at is None:
@@ -132,6 +132,8 @@ def fit_partial(
         "seed": seed,
         "level": level,
     }
+    # What the missing cells would change is measured from this fit, so it knows nothing of them;
+    # warnings still name rows as the caller's table counts them.
     fit = fit_law(
         law,
         {n: v[there] for n, v in inputs.items()} | {outcome: cells.y[there]},

@@ -1,4 +1,4 @@
-"""Correction of p-values for the number of comparisons: Holm's step-down procedure.
+"""Correction of p-values for multiple comparisons: Holm's step-down procedure.
 
 Source: Holm 1979, "A simple sequentially rejective multiple test procedure". It needs no
 independence, and rejects whatever Bonferroni's correction does.

@@ -1,4 +1,4 @@
-"""Summary of a fit for people: a table of coefficients with what the fit says about itself."""
+"""Text summary of a fit: a table of coefficients, and the fit's diagnostics."""
 
 import html
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Verdict on a fit: whether its law describes these runs, and whether they determine it.
+"""Verdict on a fit: does its law describe the runs, and do they determine it?
 
 The optimiser's status says that a minimum was found; a wrong law has one, too. The verdict looks at
 what the fit leaves: residuals, held-out runs, intervals. Its thresholds are calibrated by

@@ -1,4 +1,4 @@
-"""Loss against parameters and tokens whose exponent in tokens changes with the size (Farseer).
+"""Farseer law of the loss, whose exponent in tokens changes with the size.
 
     L = exp(s·N^q + S) + exp(B·N^b + Q)·D^-exp(A·N^a + E)
 

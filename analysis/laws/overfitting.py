@@ -1,4 +1,6 @@
-"""Loss when repeated tokens are overfitted, L = E + A/N^alpha + B/D^beta + P·r^delta·(N/U)^kappa.
+"""Overfitting law of the loss: Chinchilla's and a penalty for repeated tokens.
+
+    L = E + A/N^alpha + B/D^beta + P·r^delta·(N/U)^kappa
 
 U is the number of unique tokens, and r = D/U - 1 how often they are repeated. The penalty grows
 with repetitions and with parameters per unique token, so more training may raise the loss, which it

@@ -19,7 +19,16 @@ Array = NDArray[np.float64]
 
 
 class SharedCoefficients(Law):
-    """A sum of powers whose parameters in `own` are fitted for each group, named like A[memory]."""
+    """A sum of powers whose parameters in `own` are fitted for each group, named like A[memory].
+
+    Example:
+        >>> from analysis.laws.chinchilla import CHINCHILLA
+        >>> law = SharedCoefficients(CHINCHILLA, own=["A"], groups=("dense", "memory"))
+        >>> law.parameter_names
+        ('B', 'E', 'alpha', 'beta', 'A[dense]', 'A[memory]')
+        >>> law.inputs
+        ('params', 'tokens', 'group')
+    """
 
     may_be_zero: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Unigram-normalised loss against size, vocabulary and text, with a loss below zero.
+"""Unigram-normalised loss against size, vocabulary and text.
 
     L_u = -E + A/N^alpha + V_c/V^gamma + B/D^beta
     D = H·(0.0064·ln(V)^2 - 0.1581·ln(V) + 1.2047)

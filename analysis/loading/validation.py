@@ -280,7 +280,7 @@ def check_architecture_names(
     together = (
         "a law of experts, analysis.laws.law_named('routed_joint')"
         if has_experts
-        else "analysis.laws.shared_coefficients.SharedCoefficients"
+        else "analysis.SharedCoefficients"
     )
     other = names.index(kinds[1])
     shown = ", ".join(kinds[:4]) + (f" and {len(kinds) - 4} more" if len(kinds) > 4 else "")
@@ -301,8 +301,7 @@ def _two_groups(upper: Rows, n: int, distance: float, rows: Rows | None) -> Data
         rows=tuple(named.tolist()),
         sentence=f"the runs fall into two groups {distance:.1%} of the loss apart "
         f"({in_words(named)} against the other {n - len(upper)}), as two architectures under one "
-        "name do; fit each on its own, or both with "
-        "analysis.laws.shared_coefficients.SharedCoefficients",
+        "name do; fit each on its own, or both with analysis.SharedCoefficients",
     )
 
 

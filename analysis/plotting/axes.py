@@ -1,4 +1,4 @@
-"""Axes of all figures: logarithmic scales, round ticks, grids, bands, legends, captions."""
+"""Axes of all figures: log scales, ticks, grids, bands, legends, captions."""
 
 import math
 import re

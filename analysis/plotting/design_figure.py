@@ -1,4 +1,4 @@
-"""Figures of an experimental design: candidates among the runs, and what each brings."""
+"""Figures of an experimental design: candidates among the runs, gain of each."""
 
 from collections.abc import Sequence
 from typing import Any

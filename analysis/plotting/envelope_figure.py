@@ -1,4 +1,4 @@
-"""Figures of envelopes of training curves: the lowest losses, and the sizes that reach them."""
+"""Figures of training-curve envelopes: lowest losses, and the sizes with them."""
 
 import numpy as np
 from matplotlib.axes import Axes

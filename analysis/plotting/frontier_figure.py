@@ -1,4 +1,7 @@
-"""Figures of the compute-optimal frontier: best loss, size, tokens and architecture per budget."""
+"""Figures of the compute-optimal frontier: best loss, size and tokens per budget.
+
+They show the best architecture of each budget, too.
+"""
 
 from dataclasses import replace
 from typing import Any

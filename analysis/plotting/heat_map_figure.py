@@ -1,4 +1,4 @@
-"""Heat maps of two swept settings: the outcome of every pair tried, a panel per size."""
+"""Heat maps of two swept settings: outcome of each pair, a panel per size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

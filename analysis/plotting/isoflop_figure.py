@@ -1,4 +1,4 @@
-"""Figures of isoFLOP profiles: the curves of the budgets, and the line through their optima."""
+"""Figures of isoFLOP profiles: curves of the budgets, line through the optima."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,7 @@
-"""Figures of laws of several sizes: a column per size, the other sizes held at their middle."""
+"""Figures of laws of several sizes: a column per size.
+
+The other sizes are held at their middle.
+"""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Figures of multipliers between architectures: one panel per cost measure and tokens."""
+"""Figures of compute multipliers: one panel per cost measure and tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace

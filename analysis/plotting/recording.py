@@ -1,4 +1,4 @@
-"""Display list of a figure: its artists draw once, and every file format repeats the strokes.
+"""Display list of a figure: recorded once, replayed for every file format.
 
 Artists take longer to find their ticks, texts and paths than a format takes to write them. What
 they draw is therefore recorded in points and repeated at the resolution of each format.

@@ -1,4 +1,4 @@
-"""Figure of a sweep that tunes a setting at one size: outcome against it, and the best of each arm.
+"""Figure of a tuned setting at one size: outcome per value, best of each arm.
 
 No curve over sizes is possible there. The names stand at the rows of the second panel, whose
 markers and colours are those of the lines: a legend of many lines tells nothing.

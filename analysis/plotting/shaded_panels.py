@@ -1,4 +1,4 @@
-"""Panels of curves over an amount or a budget, pale on shaded ground outside the runs."""
+"""Panels of curves over an amount or a budget, shaded outside the runs."""
 
 from collections.abc import Sequence
 

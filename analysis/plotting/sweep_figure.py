@@ -1,4 +1,4 @@
-"""Figures of a sweep: outcome against size for every series, with the curves fitted to it."""
+"""Figures of a sweep: outcome against size per series, with fitted curves."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Figure of every table by itself: a histogram of its reads over its rows, as a line of colours.
+"""Figure of the reads of each table: a histogram over rows as a coloured line.
 
 Figure 4 of MemoryFormer (arXiv 2411.12992) shows such histograms of buckets.
 """

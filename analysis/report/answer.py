@@ -1,4 +1,4 @@
-"""SweepAnswer of a report: what the sweep says to its question, in one to three sentences.
+"""Answer of a report to the sweep's question, in one to three sentences.
 
 Differences at equal cost rest on means over seeds alone. Multipliers and curves rest on fitted
 laws, and nothing is claimed of a law that misfits its runs or is underdetermined by them.

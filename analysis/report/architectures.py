@@ -1,4 +1,4 @@
-"""Report sections that compare architectures: multipliers, the frontier, the next runs."""
+"""Report sections comparing architectures: multipliers, frontier, next runs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""Table of benchmarks: what each task told about the models of a sweep, and how surely."""
+"""Table of benchmark results of a sweep's models, with their uncertainty."""
 
 from dataclasses import asdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Table of pairs at equal training FLOPs: differences, p-values, the baseline size needed."""
+"""Pairs at equal training FLOPs: differences, p-values, baseline size needed."""
 
 import math
 from collections.abc import Callable

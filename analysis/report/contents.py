@@ -1,4 +1,7 @@
-"""Contents of a report: answer, advice, comparisons and tables, computed once for every format."""
+"""Contents of a report: answer, advice, comparisons and tables.
+
+They are computed once for every format.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,11 +14,9 @@ from analysis.loading.load import Runs
 from analysis.report.advice import advice
 from analysis.report.answer import SweepAnswer, differences_table, sweep_answer, trends_table
 from analysis.report.architectures import ArchitectureSections, architecture_sections
-from analysis.report.configuration_tables import configurations
 from analysis.report.fit_tables import health_table, laws_table
 from analysis.report.table_files import as_json
-from analysis.report.tables import tables
-from analysis.report.time_table import step_times
+from analysis.report.tables import SweepTables
 from analysis.scaling.comparison import ArchitectureComparison, compare_architectures
 from analysis.scaling.sweep_summary import SweepFits, best_runs
 
@@ -41,18 +42,28 @@ class ReportContents:
     """What the sweep has cost, in a sentence; None where nobody said a price."""
 
     @cached_property
+    def of_sweep(self) -> SweepTables:
+        """The tables of the runs and their curves."""
+        return SweepTables.of(self.runs, self.fits)
+
+    @cached_property
+    def of_laws(self) -> tuple[Table, Table]:
+        """Of `laws`: their numbers, and how the optimiser fared."""
+        return laws_table(self.laws), health_table(self.law_fits)
+
+    @cached_property
     def tables(self) -> list[Table]:
         """All tables, in the order of the page."""
-        runs, fits, compared = self.runs, self.fits, self.compared
+        compared = self.compared
         sections = (compared.multipliers, compared.frontier, compared.next_runs)
         others = (*(section.table for section in sections), compared.laws)
-        fit_tables = [laws_table(self.laws), health_table(self.law_fits)] if self.laws else []
+        fit_tables = self.of_laws if self.laws else ()
         return [
             self.differences,
             *([self.trends] if self.trends.rows else []),
-            *tables(runs, fits, everything=True),
+            *self.of_sweep.listed(everything=True),
             *(table for table in others if table is not None),
-            step_times(runs, fits),
+            self.of_sweep.step_times,
             *(replace(t, title=f"{t.title} of their own") for t in fit_tables),
         ]
 
@@ -76,7 +87,7 @@ class ReportContents:
     @property
     def main_tables(self) -> list[Table]:
         """The tables for a paper: differences, and what every configuration reached."""
-        return [self.differences, configurations(self.fits)]
+        return [self.differences, self.of_sweep.configurations]
 
 
 def report_contents(

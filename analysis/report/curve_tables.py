@@ -1,4 +1,4 @@
-"""Tables of the curves of a sweep: their fits, how the optimiser fared, sizes without a run."""
+"""Tables of a sweep's curves: fits, optimiser diagnostics, sizes without a run."""
 
 from collections.abc import Sequence
 from dataclasses import replace

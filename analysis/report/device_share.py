@@ -1,4 +1,4 @@
-"""Share of the GPUs' peak that a sweep used: model FLOPs over what the GPUs held could do."""
+"""Model FLOPs utilisation of a sweep: its FLOPs over the peak of the GPUs held."""
 
 import pandas as pd
 

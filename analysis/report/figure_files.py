@@ -1,4 +1,7 @@
-"""Figures of a report: drawn once each, written in every format, and shown on its page."""
+"""Figures of a report: drawn once each, written in every format.
+
+The report's page shows them.
+"""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""Tables of fits: numbers with intervals, status, hold-out, and how the optimiser fared."""
+"""Tables of fits: numbers, intervals, status, hold-out, optimiser diagnostics."""
 
 import re
 from collections.abc import Callable, Mapping

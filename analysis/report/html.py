@@ -1,4 +1,7 @@
-"""HTML report of a sweep: one self-contained page that fetches nothing, and its files."""
+"""HTML report of a sweep: one self-contained page, and its files.
+
+The page fetches nothing.
+"""
 
 import json
 import os
@@ -11,11 +14,7 @@ from markupsafe import Markup
 
 from analysis.loading.load import Runs
 from analysis.plotting.canvas import KINDS
-from analysis.report.benchmark_table import benchmarks
-from analysis.report.comparison_table import comparison
-from analysis.report.configuration_tables import best, configurations, parameter_groups, trials
 from analysis.report.contents import ReportContents, report_contents
-from analysis.report.curve_tables import curves, health, missing
 from analysis.report.device_share import device_share
 from analysis.report.figure_files import (
     FITS_STEM,
@@ -28,11 +27,7 @@ from analysis.report.figure_files import (
     figure_paths,
     sweep_figures,
 )
-from analysis.report.fit_tables import health_table, laws_table
 from analysis.report.table_files import write_tables
-from analysis.report.tables import excluded, warnings
-from analysis.report.time_table import step_times
-from analysis.report.usage_table import usage
 from analysis.scaling.sweep_summary import SweepFits
 from orchestrator.records.redaction import without_password
 
@@ -122,6 +117,7 @@ def render(contents: ReportContents, pictures: Mapping[str, Picture]) -> str:
     )
     environment.filters["with_code"] = _with_code
     runs, fits = contents.runs, contents.fits
+    laws, law_health = contents.of_laws
     return environment.get_template("report.html.j2").render(
         sweep=contents.sweep,
         question=runs.question,
@@ -145,22 +141,10 @@ def render(contents: ReportContents, pictures: Mapping[str, Picture]) -> str:
             if stem.startswith(READS_STEM)
         },
         most_reads_figures=MOST_READS_FIGURES,
-        laws=laws_table(contents.laws),
-        law_health=health_table(contents.law_fits),
+        laws=laws,
+        law_health=law_health,
         compared=contents.compared,
-        usage=usage(runs, fits),
-        benchmarks=benchmarks(runs),
-        configurations=configurations(fits),
-        parameter_groups=parameter_groups(fits),
-        curves=curves(fits),
-        best=best(fits),
-        comparison=comparison(fits),
-        trials=trials(runs),
-        step_times=step_times(runs, fits),
-        health=health(fits),
-        excluded=excluded(runs),
-        warnings=warnings(runs, fits),
-        missing=missing(fits),
+        of_sweep=contents.of_sweep,
         hold_outs=[(c, c.fit.hold_out, c.fit.hold_out_note) for c in fits.curves],
         environment=runs.environment,
         fits=fits,

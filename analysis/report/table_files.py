@@ -1,4 +1,4 @@
-"""Tables as files: CSV and JSON with numbers rather than printed text, LaTeX as printed."""
+"""Tables as files: CSV and JSON with numbers, LaTeX with the printed text."""
 
 import csv
 import io

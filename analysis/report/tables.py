@@ -1,4 +1,6 @@
-"""All tables of a sweep, the same rows in the terminal, the report and the notebook."""
+"""All tables of a sweep, the same in terminal, report and notebook."""
+
+from dataclasses import dataclass
 
 from analysis.formatting import Column, Table
 from analysis.loading.load import Runs
@@ -6,6 +8,7 @@ from analysis.report.benchmark_table import benchmarks
 from analysis.report.comparison_table import comparison
 from analysis.report.configuration_tables import best, configurations, parameter_groups, trials
 from analysis.report.curve_tables import curves, health, missing
+from analysis.report.time_table import step_times
 from analysis.report.usage_table import usage
 from analysis.scaling.sweep_summary import SweepFits
 
@@ -22,14 +25,55 @@ def tables(runs: Runs, fits: SweepFits, *, everything: bool = False) -> list[Tab
         everything: Whether to add what only the report shows: parameters by group, the use of
             memories and experts, how the optimiser fared, and the trials.
     """
-    always = [configurations(fits), curves(fits), comparison(fits)]
-    if fits.best:
-        always.insert(1, best(fits))
-    if everything:
-        always += [parameter_groups(fits), usage(runs, fits), health(fits), trials(runs)]
-    return always + [
-        t for t in (benchmarks(runs), excluded(runs), missing(fits), warnings(runs, fits)) if t.rows
-    ]
+    return SweepTables.of(runs, fits).listed(everything=everything)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SweepTables:
+    """The tables of a sweep by name, also those without rows."""
+
+    configurations: Table
+    best: Table
+    curves: Table
+    comparison: Table
+    parameter_groups: Table
+    usage: Table
+    health: Table
+    trials: Table
+    benchmarks: Table
+    excluded: Table
+    missing: Table
+    warnings: Table
+    step_times: Table
+
+    @classmethod
+    def of(cls, runs: Runs, fits: SweepFits) -> "SweepTables":
+        """Make all of them."""
+        return cls(
+            configurations=configurations(fits),
+            best=best(fits),
+            curves=curves(fits),
+            comparison=comparison(fits),
+            parameter_groups=parameter_groups(fits),
+            usage=usage(runs, fits),
+            health=health(fits),
+            trials=trials(runs),
+            benchmarks=benchmarks(runs),
+            excluded=excluded(runs),
+            missing=missing(fits),
+            warnings=warnings(runs, fits),
+            step_times=step_times(runs, fits),
+        )
+
+    def listed(self, *, everything: bool = False) -> list[Table]:
+        """Return what `tables` returns: step times are for reports only."""
+        always = [self.configurations, self.curves, self.comparison]
+        if self.best.rows:
+            always.insert(1, self.best)
+        if everything:
+            always += [self.parameter_groups, self.usage, self.health, self.trials]
+        others = (self.benchmarks, self.excluded, self.missing, self.warnings)
+        return always + [table for table in others if table.rows]
 
 
 def excluded(runs: Runs) -> Table:

@@ -1,1 +1,1 @@
-"""Scaling questions: IsoFLOP optima, frontiers, compute multipliers, experimental design."""
+"""Scaling questions: IsoFLOP optima, frontiers, multipliers, experimental design."""

@@ -1,4 +1,4 @@
-"""Per-architecture scaling laws: a law of the loss for each, and what its sizes cost.
+"""Per-architecture scaling laws: a loss law for each, and the cost of its sizes.
 
     laws = analysis.fit_families(runs)                              # one Chinchilla law each
     laws = analysis.fit_families(runs, shared=("E", "B", "beta"))

@@ -1,4 +1,4 @@
-"""Best settings of every size: which of those tried wins, and whether it lies at their edge."""
+"""Best settings of each size: the winner, and whether it is at the grid's edge."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Candidate trials of an experimental design: trials not yet run, and further seeds of others.
+"""Candidate trials of an experimental design: new trials and further seeds.
 
 What a further seed brings depends on how much of the noise is between seeds
 (`analysis/scaling/seed_noise.py`).

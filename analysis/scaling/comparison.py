@@ -1,4 +1,7 @@
-"""Comparison of a sweep's architectures: laws, multipliers, frontiers and next runs, made once."""
+"""Comparison of a sweep's architectures: laws, multipliers, frontiers, next runs.
+
+All parts are computed once.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Compute multipliers: how much more of a cost a reference needs for the same loss.
+"""Compute multipliers: the relative cost of a reference at equal loss.
 
 At amount x of a measure (FLOPs, seconds, bytes) the candidate has its best loss L(x). The
 reference reaches L at x':
@@ -176,10 +176,13 @@ def multipliers(
         >>> found.multiplier.round(3).tolist()
         [2.0]
     """
+    # Refused as a whole, where otherwise every amount would be refused for the same reason.
     held = cost_measure(measure)
     laws.require_cost(held, (candidate, reference))
     curves = laws.curves()
     x, D = _places(curves[candidate], held, amounts, tokens)
+    # The laws themselves decide where there is a number: draws that reach further give no band to
+    # an amount without one.
     point = _between(curves[candidate], curves[reference], held, x, D)
     refused = np.isnan(point.multiplier[0])
     return Multipliers(
@@ -194,6 +197,7 @@ def multipliers(
         size=point.size[0],
         **_bands(laws, candidate, reference, held, x, D, refused),
         candidate_beyond=beyond(curves[candidate], held, point.at_x),
+        # The size compares with the reference at the same amount, too.
         reference_beyond=np.fmax(
             beyond(curves[reference], held, point.at_loss),
             beyond(curves[reference], held, point.reference_at_x),

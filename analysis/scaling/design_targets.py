@@ -1,4 +1,4 @@
-"""Targets of an experimental design: a loss or a multiplier that runs are to narrow."""
+"""Targets of an experimental design: a loss or a multiplier to narrow down."""
 
 import math
 import re

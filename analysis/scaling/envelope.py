@@ -1,4 +1,4 @@
-"""Envelope of training curves: the size of lowest loss after each amount of compute.
+"""Envelope of training curves: the size of lowest loss per amount of compute.
 
 For budgets between the shortest and the longest run, the run with the lowest loss so far gives the
 optimal size; a line through ln(size) against ln(compute) gives the exponent (Hoffmann et al. 2022,

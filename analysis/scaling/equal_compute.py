@@ -1,4 +1,4 @@
-"""Equal-compute comparison: configurations against a baseline at equal training FLOPs.
+"""Equal-compute comparison with a baseline, at equal training FLOPs.
 
 The effective size is the dense size that the dense curve needs to reach this model's value. It is
 a statement about one outcome at one place, not a constant of an architecture.

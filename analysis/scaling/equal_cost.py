@@ -1,12 +1,12 @@
-"""Differences between architectures at equal cost: FLOPs, seconds, bytes read, bytes stored.
+"""Differences between architectures at equal cost: FLOPs, seconds or bytes.
 
-A configuration is compared with the reference at its own cost. Where a reference configuration
-costs the same (within FLOP_TOLERANCE), that is a difference of two means over seeds. What no
-reference equals in FLOPs is compared at the same preset and tokens, as papers compare what they add
-to a model. Elsewhere the
-reference's value is interpolated in ln(cost) between its nearest sizes, and never extrapolated. All
-of it is linear in the means over seeds, so intervals and p-values are those of a linear contrast.
-They hold the noise of seeds, and an estimate of the interpolation's error; no fitted law enters.
+Bytes are those read, or those stored. A configuration is compared with the reference at its own
+cost. Where a reference configuration costs the same (within FLOP_TOLERANCE), that is a difference
+of two means over seeds. What no reference equals in FLOPs is compared at the same preset and
+tokens, as papers compare what they add to a model. Elsewhere the reference's value is interpolated
+in ln(cost) between its nearest sizes, and never extrapolated. All of it is linear in the means over
+seeds, so intervals and p-values are those of a linear contrast. They hold the noise of seeds, and
+an estimate of the interpolation's error; no fitted law enters.
 
 They do not hold the noise of the cost itself. FLOPs and bytes are counted, and have none. Seconds
 are measured: where they do not follow size nothing is compared at equal seconds.

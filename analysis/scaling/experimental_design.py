@@ -1,4 +1,4 @@
-"""Experimental design: which candidate trials narrow a target's interval most per GPU-hour.
+"""Experimental design: trials that narrow a target's interval most per GPU-hour.
 
 Every fit is, near its optimum, a linear regression on the Jacobian J of ln(loss). With the
 covariance S of the coefficients, a target's gradient g, a candidate's own row j and the variance v

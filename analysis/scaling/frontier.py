@@ -1,4 +1,4 @@
-"""Compute-optimal frontier: the best architecture, size, memory and tokens for each budget.
+"""Compute-optimal frontier: best architecture, size, memory, tokens per budget.
 
 For each architecture the loss is minimised at fixed cost: its own FLOPs or seconds per token times
 tokens, not 6 N D. Which architecture wins is as uncertain as the laws are: `share` says in how many
@@ -327,6 +327,7 @@ def frontier(
         >>> frontier(fit_families(runs, n_draws=0), budgets=[1e18]).sentence(0)
         '1e+18 training FLOPs: memory with 50.1 M parameters, 3.33 G tokens: loss 3.033'
     """
+    # An architecture without this cost is left out with its reason; the others are compared.
     spent = cost_measure(measure)
     curves = laws.curves()
     unpriced, names = _priced(curves, spent)
@@ -336,9 +337,12 @@ def frontier(
     if laws.n_draws:
         drawn = laws.drawn()
         draws = {name: allocate(drawn[name], spent, at, tokens) for name in names}
+    # Winners are counted within a draw: it is of the same resamples for all architectures, so what
+    # they share cancels. One that has no loss at a budget does not win there.
     losses = np.stack([np.where(np.isfinite(d.loss), d.loss, np.inf) for d in draws.values()])
     wins = losses.argmin(axis=0)
 
+    # A band of the point estimate alone would look like certainty.
     def ends(of: Array) -> tuple[Array, Array]:
         return band(of if laws.n_draws else of[:0], laws.drawn_level)
 

@@ -1,4 +1,4 @@
-"""Greedy experimental designs: one run after the other, by the variance that each removes.
+"""Greedy experimental designs: one run after the other, by variance removed.
 
 Several criteria count equally: a run's gain is the mean, over them, of the share of a variance that
 it removes. So one wrong model cannot spend the whole budget (model-robust design: Läuter 1974, a

@@ -1,4 +1,4 @@
-"""IsoFLOP profiles: the optimal size of each budget, and the line through the optima.
+"""IsoFLOP profiles: the optimal size per budget, and the line through the optima.
 
     parabola   loss = c0 + c1 ln x + c2 (ln x)^2 per budget, x parameters or tokens
                (Hoffmann et al. 2022, approach 2)
@@ -166,12 +166,16 @@ def fit_isoflop(
         >>> round(fit_isoflop(runs, n_draws=0).lines["params"].exponent, 3)
         0.5
     """
+    # One choice of curve for all budgets and both sizes: lines through optima that were found in
+    # different ways would bend where the way changes.
     table = _read(runs, outcome, columns or {}, budgets, clusters, accept)
     settings = _settings(table, method, within=within, n_draws=n_draws, level=level)
     lines = {
         size: fit_line(size, settings.method, _budgets(table, size, settings, seed), level)
         for size in ("params", "tokens")
     }
+    # A second way to the same exponents, of the same runs: what differs between the two is the
+    # method.
     options: dict[str, Any] = {"accept": accept, "objective": objective, "n_draws": n_draws}
     options |= {"seed": seed, "level": level, "hold_out": hold_out}
     parametric = fit_law(CHINCHILLA, table.parametric, clusters=table.named_clusters, **options)

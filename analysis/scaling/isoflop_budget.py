@@ -1,4 +1,7 @@
-"""Optimum of one isoFLOP budget: the lowest point of a curve through its losses, and its draws."""
+"""Optimum of one isoFLOP budget: the minimum of a curve through its losses.
+
+It comes with its draws.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

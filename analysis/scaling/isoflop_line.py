@@ -1,4 +1,4 @@
-"""Line through the optima of isoFLOP budgets: optimum = G C^a, with draws and intervals."""
+"""Line through isoFLOP optima: optimum = G C^a, with draws and intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

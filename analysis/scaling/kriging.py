@@ -1,4 +1,4 @@
-"""Universal kriging of ln(loss): what runs tell of further places without a scaling law.
+"""Universal kriging of ln(loss): predictions without a scaling law.
 
 ln(loss) is a linear trend in the logarithms of the inputs plus a Gaussian field with a squared
 exponential covariance (Sacks, Welch, Mitchell and Wynn 1989, section 4). Every input counts from 0

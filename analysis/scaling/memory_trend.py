@@ -1,4 +1,4 @@
-"""Trends with memory size: the change of an outcome per doubling of a memory's parameters.
+"""Trends with memory size: change of an outcome per doubling of parameters.
 
 At a fixed preset, data and tokens, an outcome is regressed on log2 of the memory's parameters, for
 each seed apart: a seed shares data order and much of the initial weights among sizes, so its runs

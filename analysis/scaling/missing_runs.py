@@ -1,4 +1,4 @@
-"""Missing sizes of a sweep: what its curves expect of them, and how far they would move a curve.
+"""Missing sizes of a sweep: predicted outcomes, and sensitivity of its curves.
 
 A missing size is put in at both ends of the interval in which its run would lie by the others, and
 the curve is refitted. For laws of several sizes: analysis/fitting/missing_run_sensitivity.py.

@@ -1,4 +1,4 @@
-"""Columns of runs that architecture laws are fitted to: checked row by row, grouped, resampled."""
+"""Columns of runs for fits of architecture laws: checked, grouped, resampled."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

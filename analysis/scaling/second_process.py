@@ -1,4 +1,4 @@
-"""Tasks shared with a second process, which has the memory of this one: a core for curves, figures.
+"""Tasks shared with a forked second process: fits of curves, figures.
 
 Curves do not need each other, and figures none of what is computed meanwhile. A fork has the runs
 already, where a new interpreter would take a second to import and read them.

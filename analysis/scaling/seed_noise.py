@@ -1,4 +1,4 @@
-"""Noise of runs between configurations and between seeds, as the objective of a fit weighs it."""
+"""Noise between configurations and between seeds, as a fit's objective weighs it."""
 
 import math
 from collections.abc import Sequence

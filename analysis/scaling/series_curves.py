@@ -1,4 +1,4 @@
-"""Curves of a sweep's series: outcome against one size, for each architecture and data set.
+"""Curves of a sweep's series: outcome against size, per architecture and data set.
 
 A series is what gets one curve: all configurations of one architecture that agree in what the sweep
 varies beside size (learning rate, data). Where a sweep varies a table more often than the model

@@ -1,4 +1,7 @@
-"""Architecture laws of a sweep: the law that its runs can determine, chosen by their design."""
+"""Architecture laws of a sweep: the law that its runs can determine.
+
+The law is chosen by the design of the runs.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,7 @@
-"""Summary of a sweep: configurations, curves, equal-compute comparisons and missing sizes.
+"""Summary of a sweep: configurations, curves, comparisons and missing sizes.
 
-Everything that `memscale fit` prints and the report shows, from one call.
+Comparisons are at equal compute. Everything that `memscale fit` prints and the report shows, from
+one call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -106,23 +107,18 @@ def fit_sweep(
         ValueError: If the table has no parameters, which configurations are told apart by, a
             setting of `by` is none of its columns, or the baseline is none of its architectures.
     """
+    _check_given(runs, baseline)
     table = runs.table
-    if len(table) and "total_params" not in table:
-        raise ValueError(
-            f"{without_password(runs.source)}: no parameters, by which configurations are compared;"
-            " say which column they are with load's columns={'params': …}, or fit what is there"
-            " with analysis.fit_law"
-        )
-    there = sorted({str(name) for name in table.get("architecture", ())})
-    if baseline is not None and there and baseline not in there:
-        raise ValueError(f"baseline: no runs of {baseline!r}; there are {', '.join(there)}")
     baseline = baseline or default_baseline(table)
+    # Curves are told apart by what was asked for; labels by all that varies, since two rows of the
+    # tables must not bear one name.
     varied = varied_in(table) if len(table) else ()
     series = name_series(table, by=by)
     fitted = table if by is None else best_of_every_size(table, series, by_preset="preset" in by)
     labels = name_series(table, by=varied)
     summaries: list[ConfigurationSummary] = []
 
+    # Means rest on no curve, so they need not wait for the second process.
     def beside_the_fits() -> None:
         meanwhile()
         summaries.extend(summarise(table, series=series, labels=labels, level=level))
@@ -130,6 +126,7 @@ def fit_sweep(
     curves = fit_series(
         fitted, series, specs, meanwhile=beside_the_fits, n_draws=n_draws, seed=seed, level=level
     )
+    # Only these curves say how large a baseline had to be for a candidate's outcome.
     by_size = {(c.series, c.spec.outcome): c.fit for c in curves if c.spec.x == "total_params"}
     pairs, unpaired = equal_flops(
         table, summaries, by_size, baseline=baseline, level=level, seed=seed
@@ -152,6 +149,20 @@ def fit_sweep(
         tuned=tuned_settings(table, varied),
         pooled=[n for n in varied if n not in (by or ())] if len(fitted) < len(table) else [],
     )
+
+
+def _check_given(runs: Runs, baseline: str | None) -> None:
+    """Refuse runs without parameters and a baseline that was not trained."""
+    table = runs.table
+    if len(table) and "total_params" not in table:
+        raise ValueError(
+            f"{without_password(runs.source)}: no parameters, by which configurations are compared;"
+            " say which column they are with load's columns={'params': …}, or fit what is there"
+            " with analysis.fit_law"
+        )
+    there = sorted({str(name) for name in table.get("architecture", ())})
+    if baseline is not None and there and baseline not in there:
+        raise ValueError(f"baseline: no runs of {baseline!r}; there are {', '.join(there)}")
 
 
 def best_runs(runs: Runs, fits: SweepFits) -> Runs:

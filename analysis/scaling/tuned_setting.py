@@ -1,4 +1,4 @@
-"""Tuned setting of a sweep at one size: the numeric setting that its outcomes are drawn against."""
+"""Tuned setting of a sweep at one size: the numeric setting of the x axis."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

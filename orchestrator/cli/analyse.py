@@ -142,13 +142,12 @@ def report(
 
 def _print_answer(contents: Any) -> None:
     """Print what a report says to the question, and the tables that it rests on."""
-    from analysis.report.tables import tables
     from orchestrator.cli.render import results
 
     console = console_here()
     console.print(results.answered(contents.runs.question, contents.answer, contents.advice))
     trends = [contents.trends] if contents.trends.rows else []
-    shown = [contents.differences, *trends, *tables(contents.runs, contents.fits)]
+    shown = [contents.differences, *trends, *contents.of_sweep.listed()]
     console.print(results.printed([table.said_once() for table in shown]))
 
 

@@ -1,4 +1,4 @@
-"""Command `memscale export`: a trained model for transformers, a sweep for another tracker."""
+"""Command `memscale export`: models to transformers, sweeps to other trackers."""
 
 import shlex
 from enum import StrEnum

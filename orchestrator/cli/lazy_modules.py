@@ -1,4 +1,4 @@
-"""Modules that others import at their top and hardly ever use: loaded on first use instead."""
+"""Lazily imported modules: rarely used, loaded on first use."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Start of a launcher in a thread of its own, while records are written and trials recovered."""
+"""Start of a launcher in a thread, beside writing records and recovering trials."""
 
 import os
 import signal

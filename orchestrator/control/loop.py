@@ -81,8 +81,10 @@ class Controller:
         """
         self._sleep = sleep
         self._snapshot = snapshot
+        # A launcher takes seconds to start: whoever writes the records meanwhile has begun it.
         self._start = start or LauncherStart(launcher)
         self._lock = lock or ControllerLock(sweep, submission=submission, wall_clock=wall_clock)
+        # Exits, starts and the status read what the others decide: all of it is in one place.
         self._state = ControllerState(
             sweep=sweep,
             submission=submission,

@@ -1,4 +1,4 @@
-"""Filter of a sweep's status by states and settings: `model.n_keys=256,state=failed`."""
+"""Status filter by states and settings: `model.n_keys=256,state=failed`."""
 
 import difflib
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,7 @@
-"""Evaluation of trained trials, or of a pretrained folder, on benchmarks and questions."""
+"""Evaluation of trained models on benchmarks and questions.
+
+The models are those of trials, or of a pretrained folder.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

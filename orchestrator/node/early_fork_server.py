@@ -1,4 +1,4 @@
-"""Early fork server: it imports while the process of its supervisor does not exist yet.
+"""Early fork server: imports before its supervisor's process exists.
 
 An embedded Ray takes seconds to come up, and importing torch and the compiler as long. So a
 launcher starts both at once. The supervisor then connects to the fork server, which serves it as

@@ -1,8 +1,8 @@
-"""Guard of an MPS daemon: `mps_guard.py CONTROL FOLDER` runs it for as long as its parent lives.
+"""Guard of an MPS daemon: `mps_guard.py CONTROL FOLDER`.
 
-The parent holds the guard's standard input and never writes, so the daemon and its servers end when
-the parent does, however that happens; then the folder is deleted. A line on standard output says
-that the daemon listens.
+The daemon runs for as long as the guard's parent lives. The parent holds the guard's standard input
+and never writes, so the daemon and its servers end when the parent does, however that happens; then
+the folder is deleted. A line on standard output says that the daemon listens.
 """
 
 import contextlib

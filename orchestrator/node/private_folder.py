@@ -1,4 +1,4 @@
-"""Private temporary folder of one process: closed to other users, locked while it is used.
+"""Private temporary folder of one process: closed to other users, locked in use.
 
 Ray makes every folder that it is given, and all below, writable for everybody (mode 0777 without
 the sticky bit). So it only gets folders within one that other users can neither enter nor replace.

@@ -1,4 +1,4 @@
-"""Start times of an attempt: what the seconds from its launch to its first step went into."""
+"""Start times of an attempt: seconds per phase from launch to first step."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,7 @@
-"""Design checks: what the trials of a sweep cannot answer, said before compute is spent."""
+"""Design checks: questions that a sweep's trials cannot answer.
+
+They are reported before compute is spent.
+"""
 
 import math
 from collections import defaultdict

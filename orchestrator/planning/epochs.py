@@ -1,4 +1,4 @@
-"""Epochs of texts: how often training reads the same tokens, where planning knows how many."""
+"""Epochs of texts: passes of training over the same tokens, if planning knows."""
 
 from collections.abc import Iterable
 from typing import Any

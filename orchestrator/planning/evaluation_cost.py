@@ -1,4 +1,4 @@
-"""Benchmarks and questions of a sweep at planning: files checked, rows chosen, cost estimated.
+"""Benchmarks and questions of a sweep at planning: files, rows, cost estimate.
 
 The cost of an evaluation is counted in forward passes over its tokens, as the training FLOPs are.
 """

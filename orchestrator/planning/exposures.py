@@ -1,4 +1,4 @@
-"""Exposures of facts: how often training reads each, and the bits that there are to store."""
+"""Exposures of facts: how often training reads each, and the bits to store."""
 
 from typing import Any
 

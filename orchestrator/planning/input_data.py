@@ -1,4 +1,4 @@
-"""Input data of a plan: checked before anything starts, prepared before any trial does."""
+"""Input data of a plan: checked before anything starts, prepared before trials."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

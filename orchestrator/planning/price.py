@@ -1,4 +1,4 @@
-"""Prices: what planned and past training costs at a price per GPU-hour or core-hour."""
+"""Prices: the cost of planned and past training by GPU-hour or core-hour."""
 
 import re
 from collections.abc import Iterable

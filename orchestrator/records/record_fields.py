@@ -1,4 +1,4 @@
-"""Fields of a trial's small records that readers rely on, checked as they are read.
+"""Fields of a trial's small records that readers require, checked when read.
 
 A record may hold more than is named here: a newer memscale adds fields, and readers pass over them.
 `spec.json` is stricter (`TrialSpec.from_json`), because a field decides what is trained.

@@ -1,4 +1,4 @@
-"""Specs of trials that have not started: a line each in one file of the sweep, specs.jsonl.
+"""Specs of trials not yet started: a line each in the sweep's specs.jsonl.
 
 A folder and a file for each of ten thousand trials take seconds, on a network minutes. A trial gets
 them with its first attempt; from then on its spec.json counts, and its line no more.

@@ -1,7 +1,7 @@
-"""Varied settings: what tells the trials of a sweep apart beside architecture, preset and seed.
+"""Varied settings of a sweep, beside architecture, preset and seed.
 
-Plan, status and reports name trials by it: `lr=3e-3 · n_keys=64`. Settings are flat, with the
-names of a sweep file: `train.lr`, `model.n_keys`.
+They tell its trials apart. Plan, status and reports name trials by them: `lr=3e-3 · n_keys=64`.
+Settings are flat, with the names of a sweep file: `train.lr`, `model.n_keys`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Preemption by priority: which trials give way to sweeps of higher priority. Pure.
+"""Preemption by priority: trials that yield to sweeps of higher priority. Pure.
 
 Fair shares say how much a sweep may hold beside those of higher priority
 (`fair_share.fair_shares`). Where one of these has less than its share, and this sweep holds more

@@ -1,4 +1,4 @@
-"""Checkpointing in simulated time: what an attempt takes and keeps, and the best interval.
+"""Checkpointing in simulated time: time and progress of attempts, best interval.
 
 The pause between checkpoints follows the trainer's rule (`workloads/training/checkpointing.py`): at
 least as configured, and at least ten times what writing one takes once that is known.

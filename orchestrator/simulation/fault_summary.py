@@ -1,4 +1,4 @@
-"""Summary of what faults cost in a simulation, and of the best checkpoint interval."""
+"""Summary of simulated faults: their cost, and the best checkpoint interval."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Loader of sweep files: all trials with every default written out, or all mistakes.
+"""Loader of sweep files: all trials with defaults written out, or all mistakes.
 
 The steps: `parsing.discovery` finds the files, `parsing.yaml_loader` parses each,
 `expansion.entries` reads the entries of `trials:`, `draft_trial` multiplies them out,

@@ -1,4 +1,4 @@
-"""Template of a sweep file: a comparison of architectures, with a comment for every choice."""
+"""Template of a sweep file: an architecture comparison with commented choices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

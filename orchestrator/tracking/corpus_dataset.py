@@ -1,4 +1,4 @@
-"""Corpora of a trial as data sets of MLflow: name, digest and where they came from. Pure."""
+"""Corpora of a trial as MLflow datasets: name, digest and origin. Pure."""
 
 import hashlib
 import os.path

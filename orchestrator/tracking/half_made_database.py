@@ -1,4 +1,4 @@
-"""Half-made SQLite databases of MLflow: recognised, and emptied if they hold no run.
+"""Partially created MLflow SQLite databases: detected, emptied if without runs.
 
 MLflow makes its tables in many steps that are not one transaction. A disk that is full meanwhile
 leaves some of them, and then every later opening fails, because the next step finds its table.

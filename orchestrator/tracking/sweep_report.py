@@ -1,4 +1,4 @@
-"""Report of a sweep as its parent run in MLflow shows it: files, fitted numbers, verdicts, answer.
+"""Report of a sweep in its MLflow parent run: files, fits, verdicts, answer.
 
 Reads the `report.json` that `memscale report` left, and imports nothing that made it.
 """

@@ -1,4 +1,4 @@
-"""Llama-style transformer: RMSNorm before each block, rotary positions, SwiGLU, no biases.
+"""Llama-style transformer: pre-RMSNorm, rotary positions, SwiGLU, no biases.
 
 The base that other architectures are compared with. Presets 134m to 8b have the shapes of Berges et
 al. 2024 (arXiv 2412.09764) and its authors' answers to reviewers; the smaller ones are ours.

@@ -1,9 +1,10 @@
-"""Transformer with multi-head latent attention: keys and values out of one narrow latent vector.
+"""Transformer with multi-head latent attention (MLA).
 
-Source: DeepSeek-AI 2024, "DeepSeek-V2" (arXiv 2405.04434), section 2.1. While decoding, a layer
-caches the latent vector and one rotary key per token instead of the keys and values of all heads.
-Two departures: queries are not compressed, and the rotary columns are part of a head's width, so
-that queries, keys and values have one width and every fused attention kernel applies.
+Keys and values are computed from one narrow latent vector. Source: DeepSeek-AI 2024, "DeepSeek-V2"
+(arXiv 2405.04434), section 2.1. While decoding, a layer caches the latent vector and one rotary key
+per token instead of the keys and values of all heads. Two departures: queries are not compressed,
+and the rotary columns are part of a head's width, so that queries, keys and values have one width
+and every fused attention kernel applies.
 """
 
 from dataclasses import dataclass

@@ -52,7 +52,7 @@ class Config(LlamaFrame):
     n_experts: PositiveInt
     """Routed experts in a layer."""
     d_expert: PositiveInt
-    """Width of an expert, shared ones too. On a GPU in bf16, multiples of 8 are much faster."""
+    """Width of an expert, shared ones too."""
     top_k: PositiveInt = 1
     """Routed experts that work on a token, where tokens choose."""
     n_shared_experts: NonNegativeInt = 0

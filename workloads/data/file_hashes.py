@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.data.cache import content_sha256
-from workloads.data.preparation.hugging_face import HubSource
+from workloads.data.hub_source import HubSource
 from workloads.data.readers.problems import DataError
 
 WHAT_TO_DO = "restore it, or submit again (which makes other trials)"

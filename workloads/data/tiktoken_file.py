@@ -1,4 +1,4 @@
-"""Reader of tiktoken's vocabulary files, as byte-level BPE of the `tokenizers` package.
+"""Reader of tiktoken vocabulary files, as byte-level BPE of `tokenizers`.
 
 A file has a line per token: its bytes in base64, and its rank. Neither the pattern that cuts text
 into words nor the special tokens are in it. Of published vocabularies both are known by the size;

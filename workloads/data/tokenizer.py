@@ -1,4 +1,4 @@
-"""Tokenizers: byte-pair, trained on the corpus, or loaded from a file of several kinds.
+"""Tokenizers: BPE trained on the corpus, or loaded from files of several kinds.
 
 Needs the `tokenizers` package; SentencePiece models need `sentencepiece` too.
 """

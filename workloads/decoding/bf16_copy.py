@@ -1,7 +1,7 @@
-"""A model's copy for decoding in bf16: what autocast would cast in every pass is cast once.
+"""Copy of a model for decoding, with weights cast to bf16 once.
 
-A step reads every weight for a handful of tokens, so it takes as long as reading them does, and
-casting them each time would take several times longer.
+Autocast would cast them in every pass. A step reads every weight for a handful of tokens, so it
+takes as long as reading them does, and casting them each time would take several times longer.
 """
 
 import copy

@@ -1,1 +1,1 @@
-"""Evaluation of trained models on suites of benchmarks, through lm-evaluation-harness."""
+"""Evaluation of trained models on benchmark suites, by lm-evaluation-harness."""

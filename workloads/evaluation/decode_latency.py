@@ -1,4 +1,4 @@
-"""Latency of greedy decoding: milliseconds per token of a trained model, one and many sequences."""
+"""Latency of greedy decoding: milliseconds per token, one and many sequences."""
 
 import hashlib
 import statistics

@@ -1,4 +1,7 @@
-"""Suites asked through lm-evaluation-harness: log-likelihoods in, metrics and their errors out."""
+"""Evaluation of suites by lm-evaluation-harness.
+
+The harness takes log-likelihoods and gives metrics with their errors.
+"""
 
 import io
 import logging

@@ -1,4 +1,7 @@
-"""Benchmarks asked between the steps of a training run, on all its ranks, within a share of it."""
+"""Benchmarks during training, between its steps, within a share of its time.
+
+All ranks take part.
+"""
 
 import logging
 from collections.abc import Callable, Sequence

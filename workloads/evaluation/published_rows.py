@@ -1,4 +1,7 @@
-"""Rows of benchmarks as their authors and the Hugging Face hub publish them, in our own fields."""
+"""Rows of benchmarks as published, converted to our own fields.
+
+Publishers are the benchmarks' authors and the Hugging Face hub.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence

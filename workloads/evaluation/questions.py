@@ -1,4 +1,4 @@
-"""Questions with short answers, asked of a model that was trained on text; no harness is needed.
+"""Short-answer questions for a model trained on text, without a harness.
 
 A file of JSON lines, plain or compressed:
 

@@ -1,4 +1,7 @@
-"""Suites: which tasks, on which files, asked how. Data files in `suites/`, or a user's own."""
+"""Evaluation suites: tasks, their files and their form of question.
+
+A suite is a data file in `suites/`, or a user's own.
+"""
 
 from dataclasses import dataclass, field, fields
 from functools import cached_property

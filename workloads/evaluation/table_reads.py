@@ -1,4 +1,4 @@
-"""Reads of table rows by a trained model: how often each is read over held-out text."""
+"""Row reads of tables by a trained model, counted over held-out text."""
 
 import csv
 import hashlib

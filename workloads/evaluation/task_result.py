@@ -1,4 +1,4 @@
-"""Result of one task: means over its rows, their standard errors, and what guessing would give."""
+"""Result of one task: means over its rows, standard errors, chance level."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

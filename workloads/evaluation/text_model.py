@@ -1,4 +1,7 @@
-"""Language models for evaluation: log-likelihoods and greedy continuations, on all ranks."""
+"""Language models for evaluation: log-likelihoods and greedy continuations.
+
+All ranks take part.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -216,8 +219,8 @@ class TextModel:
         target = torch.tensor(targets, device=self.here)
         nll = nn.functional.cross_entropy(logits, target, reduction="none").double().cpu()
         greedy = (logits.argmax(-1) == target).cpu()
-        sums = [float(part.sum()) for part in nll.split(lengths)]  # type: ignore[no-untyped-call]
-        all_greedy = [bool(part.all()) for part in greedy.split(lengths)]  # type: ignore[no-untyped-call]
+        sums = [float(part.sum()) for part in torch.split(nll, lengths)]
+        all_greedy = [bool(part.all()) for part in torch.split(greedy, lengths)]
         return list(zip(sums, all_greedy, strict=True))
 
     def _logits(self, read: Tensor, owners: list[int], positions: list[int]) -> Tensor:

@@ -1,1 +1,4 @@
-"""Memory operations. Each folder: reference.py defines it, op.py picks the implementation."""
+"""Memory operations, one per folder.
+
+reference.py defines the operation, op.py picks the implementation.
+"""

@@ -1,4 +1,4 @@
-"""Activation checkpointing: blocks keep their inputs alone and run again for the backward pass.
+"""Activation checkpointing: blocks keep only their inputs and recompute the rest.
 
 Source: Chen et al. 2016 (arXiv 1604.06174), with a checkpoint at every block. The second run makes
 the same numbers: nothing in a training pass is drawn at random, and whatever a pass leaves behind

@@ -1,4 +1,4 @@
-"""AdamW in three groups: memory values, matrices, and parameters without weight decay.
+"""AdamW in three groups: memory values, matrices, those without weight decay.
 
 Memory values may have an optimizer of their own instead (`table_optimizer.py`).
 """

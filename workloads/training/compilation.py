@@ -1,4 +1,4 @@
-"""torch.compile of a model's training pass: one graph per kind of block, and one for the loss.
+"""torch.compile of a training pass: a graph per kind of block, one for the loss.
 
 Blocks are compiled one by one rather than the model as a whole. Layers of one kind share a graph,
 so compiling takes as long for 24 layers as for one, and all models of a process share it too.

@@ -1,6 +1,7 @@
-"""What the first compilation of a rank imports and works out; the fork server does it once for all.
+"""Warm-up of the compiler in the fork server, once for all ranks.
 
-None of it may open CUDA, which would forbid forking.
+It imports and works out what a rank's first compilation needs. None of it may open CUDA, which
+would forbid forking.
 """
 
 import contextlib

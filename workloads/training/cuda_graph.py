@@ -1,4 +1,4 @@
-"""One optimizer step captured as a CUDA graph and replayed: no kernel launch waits for Python.
+"""One optimizer step captured as a CUDA graph: no kernel launch waits for Python.
 
 A small model's step is a thousand kernels of a few microseconds. Launched one by one they take
 several times as long as they run; replayed as one graph they follow one another on the GPU.
@@ -18,7 +18,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from workloads.kernels.expert_mlp import op as expert_mlp
-from workloads.kernels.grouped_mm import is_fused
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.moe import Experts
 from workloads.sharding.column_parallel import ColumnParallelShard
@@ -44,7 +43,7 @@ def capture_if_possible(step: TrainStep, *, bf16: bool) -> "TrainStep | Captured
 
     A step cannot that waits for the host: for the rows of tables in its memory, for the number of
     rows whose lookups are summed between micro-batches (`SparseGradient.reduce`), for the loads of
-    experts whose products no single kernel takes (`kernels/grouped_mm.py`), or for what other ranks
+    experts where these run one after another (`kernels/grouped_mm.py`), or for what other ranks
     say there (`ranks_wait_for_host`).
     """
     if step.optimizer.tables is not None and step.has_micro_batches:
@@ -79,8 +78,8 @@ def waits_for_host(model: nn.Module, *, bf16: bool) -> bool:
         if isinstance(module, MemoryTable) and module.on_host and not module.prefetched:
             return True
         if isinstance(module, Experts):
-            rows = module.gate.new_empty(0, dtype=dtype)
-            if not (expert_mlp.is_fused(rows) or is_fused(rows, *module.gate.shape[1:])):
+            weights = module.gate.new_empty(0, dtype=dtype)
+            if not expert_mlp.is_fused(weights):
                 return True
     return False
 

@@ -1,4 +1,4 @@
-"""Share of a device's peak that training reaches: model FLOPs utilisation, and bytes per second."""
+"""Share of a device's peak in training: model FLOPs utilisation and bytes/s."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Kept step: model, optimizer and CUDA graphs of a trial, for the next trial of its kind.
+"""Kept step: model, optimizer, CUDA graphs, for the next trial of the same kind.
 
 A small trial takes seconds, and building these anew a good part of them: a process that trains
 several trials of one kind, one after another, makes them once. For the next trial the initial

@@ -1,4 +1,4 @@
-"""Step-time split: seconds of each phase of sampled training steps, as the device takes them.
+"""Step-time split: seconds of each phase of sampled steps, on the device.
 
 On a GPU the bounds of phases are CUDA events on the stream of the step. Steps are timed as they
 train: of a captured step a second graph is captured, with the events as nodes in it, which is

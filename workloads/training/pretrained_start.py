@@ -1,4 +1,4 @@
-"""Weights of a trained model as the start of training, also of a model with more in it."""
+"""Training start from a model's weights, also for a model with added parts."""
 
 import logging
 from collections import defaultdict

@@ -318,9 +318,9 @@ RECIPES: dict[str, Recipe] = {
             seq_len=512,
         ),
         source="Zeng et al. 2023, LookupFFN (arXiv 2403.07221), released configuration "
-        "lookup-t128-s8-bh4: Adam 1e-4, betas 0.9 and 0.98, eps 1e-6, decay 0.01, 10,000 of "
-        "250,000 steps warm-up, linear to a thousandth, 64 sequences of 512. Differs: a masked "
-        "encoder with dropout 0.1 there. Not stated: clipping (here 1).",
+        "lookup-t128-s8-bh4: Adam 1e-4, betas 0.9 and 0.98, eps 1e-6, decay 0.01. It warms up for "
+        "10,000 of 250,000 steps, then falls linearly to a thousandth, with 64 sequences of 512. "
+        "Differs: a masked encoder with dropout 0.1 there. Not stated: clipping (here 1).",
         tokens=250_000 * 32_768,
     ),
     "all_attention": Recipe(

@@ -1,4 +1,4 @@
-"""Trained models: weights, tokenizer and settings, from a checkpoint or a pretrained folder."""
+"""Trained models: weights, tokenizer, settings; checkpoint or pretrained folder."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

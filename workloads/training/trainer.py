@@ -1,4 +1,4 @@
-"""Training loop of one rank: steps, and between them metrics, evaluations and checkpoints."""
+"""Training loop of one rank: steps, metrics, evaluations and checkpoints."""
 
 from functools import partial
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Tables that are wider than the terminal: cut into blocks, so that nothing is shortened."""
+"""Tables wider than the terminal: cut into blocks, so that nothing is shortened."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Header of a sweep file: name, base sections, seeds, retries, logging and evaluation."""
+"""Sweep-file header: name, base sections, seeds, retries, logging, evaluation."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Recorded input files of a submitted sweep: where each lay, and the hash of what it held.
+"""Recorded input files of a submitted sweep: original paths and content hashes.
 
 `NAME.inputs.json` lies beside a recorded `NAME.yaml`, whose relative paths start in another folder.
 With it the recorded file can be planned and submitted from anywhere, also after its folder moved

@@ -1,4 +1,4 @@
-"""IsoFLOP profiles and ladders: sizes and tokens whose training FLOPs hit a target.
+"""IsoFLOP profiles and ladders: sizes and tokens for a training-FLOP target.
 
 The numbers come from an architecture's closed forms (`flops_per_token`, `param_count`,
 `nearest_size`); nothing is built. `match` is in match.py.

@@ -1,4 +1,4 @@
-"""Cache of step times for `match: {step_time: …}`, in a file beside the sweep file.
+"""Cache of step times for `match: {step_time: …}`, beside the sweep file.
 
 `NAME.step_times.json` belongs to the sweep as its YAML does and is committed with it: a trial's
 name must not change each time somebody plans the sweep, nor with the machine. Deleting the file

@@ -1,4 +1,4 @@
-"""Trials as any tracker takes them: settings, a row of metrics per step, last values."""
+"""Trials in tracker-neutral form: settings, metrics per step, last values."""
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence

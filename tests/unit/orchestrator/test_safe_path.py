@@ -10,6 +10,10 @@ import pytest
 
 from orchestrator.cli import mlflow_server
 from orchestrator.launchers.detached_controller import controller_command
+from orchestrator.launchers.ray_embedded import RayEnvironment
+from orchestrator.launchers.slurm.ray_bootstrap import RayNode
+from orchestrator.node import private_folder
+from orchestrator.node.mps import MpsDaemon
 from orchestrator.node.supervisor import NodeSupervisor
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.sweep_dir import SweepDir
@@ -37,6 +41,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')", encoding="utf-8")
     (tmp_path / "runs" / "s").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(private_folder, "safe_root", lambda: tmp_path / "runs")
     return tmp_path
 
 
@@ -46,6 +51,22 @@ def start_step_timer(sweep):
         timer._running()
     finally:
         timer._complaints.close()
+
+
+def start_ray_watchdog(sweep):
+    ray = RayEnvironment()
+    try:
+        ray.create({})
+    finally:
+        ray.close()
+
+
+def start_ray_node(sweep):
+    log = sweep.path / "ray.log"
+    node = RayNode(label="n", address="127.0.0.1", cpus=1, gpus=0, log=log, token="secret")
+    # Without the watchdog, which would be started first.
+    node._ray_environment.create = lambda settings: sweep.path
+    node._start("--head")
 
 
 STARTERS = {
@@ -58,6 +79,8 @@ STARTERS = {
     "exporter of a Slurm submission": lambda sweep: SlurmSubmission.follow_in_background(
         SimpleNamespace(sweep=sweep, tracking_uri=None)
     ),
+    "watchdog of Ray": start_ray_watchdog,
+    "node of Ray": start_ray_node,
 }
 
 
@@ -76,6 +99,34 @@ def test_what_is_started_imports_nothing_from_the_current_folder(folder, monkeyp
 
     ((command, environment),) = calls
     assert_unshadowed(command, environment, folder)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [lambda daemon: daemon._start("0"), lambda daemon: daemon._try_client("0", timeout_s=1.0)],
+    ids=["guard", "first client"],
+)
+def test_what_mps_starts_imports_the_standard_library_alone(folder, monkeypatch, start):
+    calls = []
+
+    def popen(command, **options):
+        calls.append(command)
+        raise Started
+
+    daemon = MpsDaemon(control="true")
+    daemon._folder = folder
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", popen)
+        with pytest.raises(Started):
+            start(daemon)
+
+    ((python, *options),) = (command[:3] for command in calls)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    told = [python, *options, "-c", "import sys; print(sys.path)"]
+    done = subprocess.run(told, capture_output=True, text=True, check=True)
+    assert str(folder) not in done.stdout
+    assert "''" not in done.stdout
+    assert "site-packages" not in done.stdout
 
 
 def test_a_detached_controller_imports_nothing_from_the_current_folder(folder):

@@ -1,1 +1,1 @@
-"""Models in Hugging Face's format: folders that transformers loads, and that start a trial."""
+"""Models in Hugging Face format, to load in transformers or to start a trial."""

@@ -1,4 +1,4 @@
-"""Tokenised pieces of facts and templates, from which documents and prompts are assembled.
+"""Tokenised pieces of facts and templates, to assemble documents and prompts.
 
 Files of a folder: `pieces` (ragged tokens; piece 0 is the separator alone), `answers` (ragged
 object numbers per fact), flat arrays per fact and per wording, `relations.json`, `tokenizer.json`.

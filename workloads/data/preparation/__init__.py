@@ -1,1 +1,1 @@
-"""Preparation of corpora: text to token shards, on all cores, resumable after a kill."""
+"""Preparation of corpora: text to token shards, on all cores, resumable."""

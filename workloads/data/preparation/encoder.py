@@ -1,4 +1,4 @@
-"""Encoder of batches of documents: tokens, sizes, split hashes, n-grams of evaluation items."""
+"""Encoder of document batches: tokens, sizes, split hashes, evaluation n-grams."""
 
 import hashlib
 from dataclasses import dataclass

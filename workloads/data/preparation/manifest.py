@@ -1,7 +1,8 @@
-"""Manifest of a folder of prepared tokens: `manifest.json`, written last, so it is complete.
+"""Manifest of a folder of prepared tokens: `manifest.json`.
 
-A trial's identity holds the manifest's hash. It therefore says what the tokens are and nothing
-about where or when they were made: preparing the same text again gives the same manifest.
+It is written last, so a folder that has it is complete. A trial's identity holds the manifest's
+hash. It therefore says what the tokens are and nothing about where or when they were made:
+preparing the same text again gives the same manifest.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""`memscale data prepare`: corpora to a folder of token shards with index and manifest.
+"""`memscale data prepare`: corpora to a folder of token shards.
 
-A folder is complete once it has a manifest. `request.json` says what it is prepared from: the same
-call goes on where it was killed, another one is refused.
+The folder also holds an index and the manifest. A folder is complete once it has a manifest.
+`request.json` says what it is prepared from: the same call goes on where it was killed, another one
+is refused.
 """
 
 import json
@@ -15,9 +16,10 @@ from typing import Any
 
 from workloads.data.cache import file_sha256
 from workloads.data.file_hashes import combined
+from workloads.data.hub_source import PREFIX, HubSource
 from workloads.data.preparation import contamination
 from workloads.data.preparation.encoder import EncoderSettings, unit_hash
-from workloads.data.preparation.hugging_face import PREFIX, HubFile, HubSource, hub_files
+from workloads.data.preparation.hugging_face import HubFile, hub_files
 from workloads.data.preparation.manifest import MANIFEST, TokenManifest
 from workloads.data.preparation.pretokenised import FORMATS, link_splits, open_tokens
 from workloads.data.preparation.tokenise import SPLITS, DocumentInput, Progress, tokenise

@@ -1,4 +1,4 @@
-"""Tokens that somebody else made, taken as they are: .bin, .npy, Megatron's .bin with .idx.
+"""Pretokenised data, read as is: .bin, .npy, Megatron's .bin with .idx.
 
 Nothing is copied: shards are links to the files. The last share of the tokens is held out.
 """

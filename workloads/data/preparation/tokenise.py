@@ -1,4 +1,4 @@
-"""Tokenising of documents into the splits `train` and `valid`, resumable after a kill.
+"""Tokenisation of documents into the splits `train` and `valid`, resumable.
 
 `progress.json` says how much of the input is in the shards. It is replaced after every
 COMMIT_BYTES of text, once the shards are on disk. Whoever comes after a kill cuts the shards to

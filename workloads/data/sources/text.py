@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from workloads.data.cache import cache_key, cached_folder
 from workloads.data.corpus import ProbeSet
 from workloads.data.file_hashes import input_sha256, require_still
+from workloads.data.hub_source import PREFIX, HubSource
 from workloads.data.permutation import shuffled
 from workloads.data.preparation.encoder import EncoderSettings, unit_hash
-from workloads.data.preparation.hugging_face import PREFIX, HubSource
 from workloads.data.preparation.prepare import PrepareRequest, prepare
 from workloads.data.preparation.tokenise import DocumentInput, tokenise
 from workloads.data.readers.documents import documents, expand, is_plain, what_separates

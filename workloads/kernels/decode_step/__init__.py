@@ -1,1 +1,1 @@
-"""Fused operations of a decoding step: a handful of tokens, each with a whole matrix to read."""
+"""Fused operations of a decoding step: few tokens, bound by reading matrices."""

@@ -1,4 +1,4 @@
-"""Mixture of experts for few tokens in Triton: a token reads its experts' matrices, and no others.
+"""Mixture of experts for few tokens in Triton: only chosen experts are read.
 
 Four kernels: the router's choice, hidden numbers, parts of the outputs, and their sum. Nothing is
 sorted by expert; two tokens of one expert read it twice, the second time mostly from the L2 cache.

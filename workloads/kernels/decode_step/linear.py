@@ -1,8 +1,9 @@
-"""Linear maps of one token in Triton: rows of the matrix are read once, at the speed of memory.
+"""Linear maps of one token in Triton, at memory bandwidth.
 
-A program reads some rows and, from the L2 cache, the whole token. A norm before the map costs no
-kernel: its scale is a factor of the sums, found beside them. What follows the map (a gate, a
-residual) is applied to the sums. Of more tokens than one the library's products are as fast.
+Rows of the matrix are read once. A program reads some rows and, from the L2 cache, the whole token.
+A norm before the map costs no kernel: its scale is a factor of the sums, found beside them. What
+follows the map (a gate, a residual) is applied to the sums. Of more tokens than one the library's
+products are as fast.
 """
 
 import torch

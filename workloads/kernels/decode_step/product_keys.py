@@ -1,7 +1,8 @@
-"""Product-key selection for few tokens in Triton: scores in memory, then one program per head.
+"""Product-key selection for few tokens in Triton, with scores in memory.
 
-The kernels of `product_key_topk` never store a score, which pays for many tokens and takes five
-launches. Of few tokens the scores are small, and two launches find the rows and their weights.
+After the scores it takes one program per head. The kernels of `product_key_topk` never store a
+score, which pays for many tokens and takes five launches. Of few tokens the scores are small, and
+two launches find the rows and their weights.
 """
 
 import torch

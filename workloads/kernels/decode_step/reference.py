@@ -1,4 +1,4 @@
-"""Operations of a decoding step in plain torch: the definition of correct, and the CPU path.
+"""Operations of a decoding step in plain torch: the definition and the CPU path.
 
 A norm is that of RMSNorm, `x / sqrt(mean x^2 + eps) * gain`; without a gain there is none.
 """

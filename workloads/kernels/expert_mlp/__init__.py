@@ -1,1 +1,1 @@
-"""Routed SwiGLU experts: gather, grouped products, activation and weighted sum in few kernels."""
+"""Routed SwiGLU experts: gather, products, activation and sum in few kernels."""

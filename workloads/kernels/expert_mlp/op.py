@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from workloads.kernels.backend import uses_triton
 from workloads.kernels.custom_op import register_op
@@ -33,6 +34,7 @@ def expert_mlp(
     Row r is a pair of a token and an expert e; the rows of an expert lie together. Products
     accumulate in fp32 and a token's sum runs in the order of its rows, so all is deterministic.
     Keeps both products with x for the backward pass, 2 d_expert numbers a row, and nothing else.
+    Experts of any width are as fast as those of the next multiple of 16 (`padded`).
 
     Args:
         x: One vector per token.
@@ -46,9 +48,32 @@ def expert_mlp(
         ends: Where each expert's rows end; the last is the number of rows.
     """
     output: Tensor = _expert_mlp(
-        x, gate, up, down, weights, token_of_row, rows_by_token, starts, ends
+        x, *padded(gate, up, down), weights, token_of_row, rows_by_token, starts, ends
     )[0]
     return output
+
+
+DIVISOR = 16
+"""Triton reads rows in whole vectors if it knows their width for a multiple of this."""
+
+
+def padded(
+    gate: Float[Tensor, "experts d_model d_expert"],
+    up: Float[Tensor, "experts d_model d_expert"],
+    down: Float[Tensor, "experts d_expert d_model"],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights with hidden units of zeros, up to the next multiple of `DIVISOR`.
+
+    Of another width the kernels read and write number by number, and keep addresses where registers
+    have run out (`docs/kernels.md`). A unit of zeros is silu(0) * 0 = 0 and has no weights onwards,
+    so it adds nothing to outputs and gradients; autograd cuts its own gradients off. Outside of the
+    custom operation, so that the compiler makes one pass of this and the cast to 16 bits.
+    """
+    more = -gate.shape[2] % DIVISOR
+    if not more:
+        return gate, up, down
+    gate, up = (functional.pad(each, (0, more)) for each in (gate, up))
+    return gate, up, functional.pad(down, (0, 0, 0, more))
 
 
 def _triton() -> Any:

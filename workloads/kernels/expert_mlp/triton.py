@@ -1,4 +1,4 @@
-"""Routed SwiGLU experts in Triton: products read tokens where they lie, and never a copy of them.
+"""Routed SwiGLU experts in Triton: products read tokens where they lie.
 
 Seven kernels each step: gated hidden numbers, outputs and their sums over a token's experts
 forwards; gradients of hidden numbers, inputs, their sums, and of both pairs of weights backwards.
@@ -104,7 +104,8 @@ def backward(
     x, gate, up, down, grad = (each.contiguous() for each in (x, gate, up, down, grad))
     n_rows, (n_experts, d_model, d_expert) = len(token_of_row), gate.shape
     if not n_rows:
-        return tuple(torch.zeros_like(each) for each in (x, gate, up, down, weights))  # type: ignore[return-value]
+        inputs = x, gate, up, down, weights
+        return tuple(map(torch.zeros_like, inputs))  # type: ignore[return-value]
     tiles = tile_list(ends, n_rows)
     n_tiles = tiles.shape[1]
     gated_grad, upped_grad, hidden = (torch.empty_like(gated) for _ in range(3))

@@ -1,7 +1,8 @@
-"""Choice of experts and order of rows by expert in Triton: no sort, two passes over the choices.
+"""Choice of experts and order of rows by expert in Triton, without a sort.
 
-Rows are counted per expert and block of tokens, the running sum of the counts says where a block's
-rows of an expert begin, and within a block every choice counts the equal ones before it.
+It takes two passes over the choices. Rows are counted per expert and block of tokens, the running
+sum of the counts says where a block's rows of an expert begin, and within a block every choice
+counts the equal ones before it.
 """
 
 import torch

@@ -1,1 +1,4 @@
-"""Weighted sums of table rows, whose weights are scores times products with a second table's."""
+"""Weighted sums of table rows, gated by products with a second table's rows.
+
+A weight is a score times such a product.
+"""

@@ -1,4 +1,7 @@
-"""Gated bag by the kernels of `weighted_bag` and `segment_sum`, with one sort for both tables."""
+"""Gated bag by the kernels of `weighted_bag` and `segment_sum`.
+
+One sort serves both tables.
+"""
 
 from dataclasses import replace
 

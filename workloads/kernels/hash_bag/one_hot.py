@@ -1,4 +1,4 @@
-"""Sign-hash lookups in small tables, as products with one-hot matrices on tensor cores.
+"""Sign-hash lookups in small tables, as one-hot products on tensor cores.
 
 With S[t, r] the score of token t where it reads row r, and 0 elsewhere,
 

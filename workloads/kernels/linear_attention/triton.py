@@ -1,7 +1,8 @@
-"""Causal linear attention in Triton: one kernel, whose three other calls are its gradients.
+"""Causal linear attention in Triton: one kernel for output and gradients.
 
-`mix(a, b, c)_t = sum over j <= t of (a_t . b_j) c_j` is the output for query, key and value. With
-g the output's gradient, and `later` for the same sum over j >= t:
+Its three other calls are the gradients. `mix(a, b, c)_t = sum over j <= t of (a_t . b_j) c_j` is
+the output for query, key and value. With g the output's gradient, and `later` for the same sum over
+j >= t:
 
     d_query = mix(g, value, key), d_key = later(value, g, query), d_value = later(key, query, g)
 

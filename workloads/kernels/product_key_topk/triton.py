@@ -129,10 +129,15 @@ def select(
     out_scores = torch.empty(n_tokens, n_heads, knn, device=query.device, dtype=torch.float32)
     out_ids = torch.empty(n_tokens, n_heads, knn, device=query.device, dtype=torch.int64)
     rows = query.unflatten(-1, (2, 1, -1)).permute(2, 1, 0, 3, 4)
-    for found in best_sub_keys(
-        rows, sub_keys[..., None, :], knn,
-        key_parts=parts_of(sub_keys.dtype), chunk_bytes=chunk_bytes, tile=tile,
-    ):  # fmt: skip
+    chunks = best_sub_keys(
+        rows,
+        sub_keys[..., None, :],
+        knn,
+        key_parts=parts_of(sub_keys.dtype),
+        chunk_bytes=chunk_bytes,
+        tile=tile,
+    )
+    for found in chunks:
         _, slots, padded_tokens = found.ordered.shape
         choose_pairs[(triton.cdiv(found.n_tokens, WARP), n_heads)](
             found.ordered, out_scores[found.start :], out_ids[found.start :],

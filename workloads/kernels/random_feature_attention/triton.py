@@ -1,4 +1,4 @@
-"""Performer's sums in Triton: features in one pass, and gradients that never leave a program.
+"""Performer's sums in Triton, with feature gradients that are never stored.
 
 The features `f(x) = exp(w . y - largest) + eps` of y = x / d_head^(1/4) are written once. Their
 sums, and likewise the gradient of values, are

@@ -1,4 +1,4 @@
-"""Gradient of rotary positions in Triton: every gradient read once and every result written once.
+"""Gradient of rotary positions in Triton: one read and one write per number.
 
 A program takes one head, of queries, of keys or of values, at a few positions. A thread holds 16
 bytes of each half of a row.

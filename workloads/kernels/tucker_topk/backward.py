@@ -1,10 +1,10 @@
-"""Gradients of selection by Tucker-decomposed scores: of the chosen slots only, in a fixed order.
+"""Gradients of selection by Tucker-decomposed scores, in a fixed order.
 
-With S the products of a slot's sub-keys with the token's queries, its score is the sum of
-`S[p] C[p, q] S[q]` over ranks p of the row and q of the column. `_dense_weights` writes the
-gradients of S of each half, head and rank, a codebook, as rows of n_keys weights, nearly all zero.
-The gradients of queries and sub-keys are then products that tensor cores take, as those of product
-keys are (`product_key_topk/backward.py`).
+They are of the chosen slots only. With S the products of a slot's sub-keys with the token's
+queries, its score is the sum of `S[p] C[p, q] S[q]` over ranks p of the row and q of the column.
+`_dense_weights` writes the gradients of S of each half, head and rank, a codebook, as rows of
+n_keys weights, nearly all zero. The gradients of queries and sub-keys are then products that tensor
+cores take, as those of product keys are (`product_key_topk/backward.py`).
 """
 
 import torch

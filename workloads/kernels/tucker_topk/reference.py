@@ -1,4 +1,4 @@
-"""Top-k selection by Tucker-decomposed scores in plain torch: the definition, and the CPU path."""
+"""Top-k selection by Tucker-decomposed scores in torch: definition, CPU path."""
 
 import torch
 from jaxtyping import Float, Int

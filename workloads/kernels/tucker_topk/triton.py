@@ -111,6 +111,7 @@ def select(
     rank, n_keys = sub_keys.shape[2:4]
     query = query if query.stride(-1) == 1 else query.contiguous()
     log_best = product_keys.log_of_best(knn)
+    # Sub-keys are split and weighed once, for all chunks of tokens.
     read = reading(sub_keys, query, 2**log_best)
     keys, scales = stored_sub_keys(sub_keys, read)
     core = core.contiguous()
@@ -118,10 +119,16 @@ def select(
     scores = torch.empty(n_tokens, n_heads, knn, device=query.device, dtype=torch.float32)
     ids = torch.empty(n_tokens, n_heads, knn, device=query.device, dtype=torch.int64)
     chosen = scores.new_empty(n_heads, 2 * read.ranks, knn, n_tokens)
-    for start, tokens, ordered in product_keys.best_sub_keys(
-        query.transpose(2, 3), weighed, knn,
-        key_parts=read.parts, chunk_bytes=chunk_bytes, tile=tile,
-    ):  # fmt: skip
+    candidates = product_keys.best_sub_keys(
+        query.transpose(2, 3),
+        weighed,
+        knn,
+        key_parts=read.parts,
+        chunk_bytes=chunk_bytes,
+        tile=tile,
+    )
+    for start, tokens, ordered in candidates:
+        # `_choose` meets every product in a whole row or column of its grid: they are made before.
         _, found_slots, padded_tokens = ordered.shape
         products = query.new_empty(
             n_heads, 2 * read.ranks, read.slots, padded_tokens, dtype=torch.float32
@@ -138,6 +145,7 @@ def select(
             tokens, padded_tokens, found_slots, n_heads, n_keys, knn,
             RANK=rank, RANKS=read.ranks, LOG=log_best, BLOCK_T=product_keys.WARP, num_warps=1,
         )  # fmt: skip
+        # The next chunk overwrites its candidates, so what the gradients need is copied out.
         tiles = triton.cdiv(tokens, product_keys.WARP), n_heads * 2 * read.ranks
         _keep_products[(*tiles, triton.cdiv(knn, 16))](
             ordered, products, ids[start:], chosen[..., start:],

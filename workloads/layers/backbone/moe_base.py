@@ -1,4 +1,4 @@
-"""A base of experts: the Llama-style backbone with mixtures in place of feed-forward blocks.
+"""Mixture-of-experts backbone: Llama-style, experts for feed-forward blocks.
 
 Architectures that add a memory beside or between feed-forward blocks derive from it, so that the
 same memory can be put on a dense base and on a mixture of experts of equal FLOPs.

@@ -1,4 +1,4 @@
-"""Tables whose rows are named by the tokens alone, so that a batch's reads are known before it."""
+"""Tables whose rows depend on tokens alone, so reads are known in advance."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable

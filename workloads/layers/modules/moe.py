@@ -12,7 +12,7 @@ from torch.nn import functional
 from workloads.accounting.counts import Component, FlopCount, ParamCount, Precision, distinct_rows
 from workloads.kernels.expert_dispatch import collect, spread
 from workloads.kernels.expert_mlp import op as expert_mlp
-from workloads.kernels.grouped_mm import grouped_mm, is_fused
+from workloads.kernels.grouped_mm import grouped_mm
 from workloads.layers.context import Context
 from workloads.layers.modules.autocast import autocast_dtype
 from workloads.layers.modules.feed_forward import SwiGLU, SwiGLUShape
@@ -224,10 +224,9 @@ class Experts(nn.Module):
                 ends,
             )
         rows = spread(x.to(dtype), routes.token_of_row, routes.rows_by_token, routes.starts)
-        if not is_fused(rows, *gate.shape[1:]):
-            # The loop over experts needs numbers: one wait for a device here instead of one in each
-            # product.
-            ends = ends.cpu()
+        # The loop over experts needs numbers: one wait for a device here instead of one in each
+        # product.
+        ends = ends.cpu()
         hidden = functional.silu(grouped_mm(rows, gate, ends)) * grouped_mm(rows, up, ends)
         # Weighing before the last map is the same, and keeps d_expert numbers for the backward pass
         # instead of d_model.

@@ -21,4 +21,4 @@ def test_a_law_that_tells_them_apart_needs_no_hint():
 
 def test_experts_in_the_table_point_to_a_law_of_experts():
     assert "routed_joint" in check_architecture_names(NAMES, has_experts=True).sentence
-    assert "SharedCoefficients" in check_architecture_names(NAMES).sentence
+    assert "all with analysis.SharedCoefficients" in check_architecture_names(NAMES).sentence

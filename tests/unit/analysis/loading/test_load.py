@@ -337,6 +337,7 @@ def test_every_name_offered_is_there():
         callable(getattr(analysis, name)) for name in dir(analysis) if name.startswith("fit_")
     )
     assert analysis.law_named("chinchilla").name == "chinchilla"
+    assert all(callable(getattr(analysis, name)) for name in analysis._MODULE_OF)
 
 
 def test_an_unknown_name_lists_those_there_are():

@@ -1,7 +1,11 @@
+import importlib
+import inspect
 import itertools
 import json
+import pkgutil
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -10,10 +14,11 @@ import pandas as pd
 import pytest
 
 import analysis
+import analysis.report
 from analysis.fitting.bootstrap import MeanEstimate
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.synthetic import make_runs
-from analysis.formatting import count, number
+from analysis.formatting import Table, count, number
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.loading.load import Runs
 from analysis.plotting.canvas import image, save
@@ -27,6 +32,7 @@ from analysis.report.figure_files import draw_beside, figure_paths, sweep_figure
 from analysis.report.html import render
 from analysis.report.tables import excluded, tables
 from analysis.report.usage_table import usage
+from analysis.scaling.comparison import compare_architectures
 
 
 class Page(HTMLParser):
@@ -229,6 +235,43 @@ def test_models_that_are_not_causal_are_named_below_the_tables(synthetic, tmp_pa
     for table in (configurations(fits), curves(fits), comparison(fits)):
         assert note in table.notes
     assert note in render(report_contents(runs, fits), {})
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_report_compares_architectures_once_and_makes_each_table_once(
+    runs, fits, tmp_path, monkeypatch
+):
+    modules = [
+        importlib.import_module(f"analysis.report.{module.name}")
+        for module in pkgutil.iter_modules(analysis.report.__path__)
+    ]
+    made = Counter()
+
+    def counted(function):
+        def call(*args, **options):
+            made[function.__name__] += 1
+            return function(*args, **options)
+
+        return call
+
+    for module in modules:
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            is_table = inspect.signature(function).return_annotation is Table
+            if function is compare_architectures or is_table:
+                made[function.__name__] = 0
+                monkeypatch.setattr(module, name, counted(function))
+
+    analysis.write_report(runs, fits, tmp_path)
+
+    assert made == {
+        **dict.fromkeys(made, 1),
+        # Of the sweep's own curves or architectures, and of further `laws`.
+        "laws_table": 2,
+        "health_table": 2,
+        # No trial is planned that could be chosen.
+        "next_runs_table": 0,
+    }
+    assert {"compare_architectures", "comparison", "configurations", "step_times"} <= set(made)
 
 
 def test_text_from_runs_is_escaped(runs, fits):

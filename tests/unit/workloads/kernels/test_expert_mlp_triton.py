@@ -5,8 +5,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from workloads.kernels.expert_mlp import op
 from workloads.kernels.expert_mlp.op import expert_mlp
 from workloads.kernels.expert_routing import reference as routing
+from workloads.layers.context import Context
+from workloads.layers.modules.init import initialise
+from workloads.layers.modules.moe import MixtureOfExperts, MixtureShape
 
 triton = pytest.importorskip(
     "workloads.kernels.expert_mlp.triton", reason="a CPU build of torch comes without Triton"
@@ -63,6 +67,61 @@ def test_equals_the_definition_with_all_gradients(case, interpreted):
     torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
     for one, other in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["eager", "compiled"],
+)
+@pytest.mark.parametrize(
+    "d_expert", [20, *(pytest.param(width, marks=pytest.mark.long) for width in (24, 40, 48))]
+)
+def test_units_of_zeros_change_nothing(d_expert, compiled, interpreted):
+    """The operation, which adds them, beside the kernels without them and the definition."""
+    interpreted(triton)
+    floats, routes, expert, grad = _case(9, 16, d_expert, 3, 2)
+    exact = tuple(each.double().requires_grad_() for each in floats)
+    expected = _expected(exact, routes[0], expert)
+    expected_grads = torch.autograd.grad(expected, exact, grad.double())
+    output, gated, upped = triton.forward(*floats, *routes)
+    grads = triton.backward(*floats, *routes, gated, upped, grad)
+    wanting = tuple(each.requires_grad_() for each in floats)
+    run = expert_mlp
+    if compiled:
+        run = torch.compile(run, backend="aot_eager", fullgraph=True, dynamic=False)
+
+    found = run(*wanting, *routes)
+    found_grads = torch.autograd.grad(found, wanting, grad)
+
+    assert torch.equal(found, output)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for one, same, other in zip(found_grads, grads, expected_grads, strict=True):
+        assert torch.equal(one, same)
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"top_k": 2}, {"top_k": 1, "routing": "expert_choice", "capacity": 2.0}], ids=str
+)
+def test_a_layer_of_another_width_adds_up_the_same_gradients(fields, interpreted, monkeypatch):
+    interpreted(triton)
+    draws = torch.randn(2, 2, 9, 16, generator=torch.Generator().manual_seed(0))
+
+    def passes() -> tuple[list[Tensor], dict[str, float]]:
+        layer = MixtureOfExperts(MixtureShape(d_model=16, n_experts=3, d_expert=20, **fields))
+        initialise(layer, 0)
+        for x in draws:
+            context = Context(tokens=torch.zeros(x.shape[:2], dtype=torch.long), record_usage=True)
+            layer(x, context).square().sum().backward()
+        return [each.grad.clone() for each in layer.parameters()], layer.usage.report()
+
+    expected, expected_usage = passes()
+    monkeypatch.setattr(op, "is_fused", lambda _: True)
+    found, usage = passes()
+
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert usage == expected_usage
 
 
 def test_tokens_may_have_any_number_of_rows(interpreted):

@@ -89,7 +89,7 @@ def test_steps_of_several_ranks_are_where_nobody_waits_for_the_host(
 
 @pytest.mark.parametrize(("fused", "captured"), [(True, True), (False, False)])
 def test_experts_are_where_one_kernel_takes_their_products(monkeypatch, fused, captured):
-    monkeypatch.setattr(cuda_graph, "is_fused", lambda x, inputs, outputs: fused)
+    monkeypatch.setattr(cuda_graph.expert_mlp, "is_fused", lambda x: fused)
     taken = cuda_graph.capture_if_possible(step_of("moe"), bf16=True)
 
     assert isinstance(taken, cuda_graph.CapturedStep) is captured

@@ -14,7 +14,7 @@ from orchestrator.sweep.expansion.hub_commits import HubCommits
 from orchestrator.sweep.load import load_sweep
 from orchestrator.sweep.parsing.diagnostics import Diagnostic
 from orchestrator.sweep.parsing.yaml_node import YamlNode
-from workloads.data.preparation.hugging_face import HubSource
+from workloads.data.hub_source import HubSource
 from workloads.data.readers.problems import NetworkError
 
 NAME, COMMIT, OTHER = "hf:owner/name", "a" * 40, "b" * 40
