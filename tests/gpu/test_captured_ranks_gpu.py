@@ -13,7 +13,7 @@ from workloads.distributed import process_group
 from workloads.distributed.local_part import local_shard
 from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.layers.modules.init import initialise
-from workloads.sharding.materialise import Dense, materialise_model
+from workloads.sharding.materialise import Dense, Layout, materialise_model
 from workloads.training.config import TrainConfig
 from workloads.training.cuda_graph import WARM_UP_STEPS, CapturedStep, capture_if_possible
 from workloads.training.device import gpu_stream, numerics
@@ -25,11 +25,16 @@ N_STEPS = 2 * WARM_UP_STEPS + 4
 
 
 def step_of(
-    name: str, mesh: Mesh, here: torch.device, dense: Dense = "replicated", **changes: object
+    name: str,
+    mesh: Mesh,
+    here: torch.device,
+    dense: Dense = "replicated",
+    layout: Layout = "columns",
+    **changes: object,
 ) -> TrainStep:
     config = registry.architecture(name)
     build = partial(config.Config(**config.PRESETS["d16"]).build, VOCAB_SIZE)
-    model = materialise_model(build, mesh, layout="columns", here=here, dense=dense)
+    model = materialise_model(build, mesh, layout=layout, here=here, dense=dense)
     initialise(model, 0)
     train = {"tokens": 10**6, "batch_tokens": 256, "seq_len": 32, "lr": 0.01, **changes}
     rows = 8 // mesh.world.size
@@ -82,12 +87,14 @@ def compare(
         ("memory_plus", "of halves", {}),
         ("memory_plus", "of none", {"table_optimizer": "rowwise", "table_precision": "bf16"}),
         ("memory_plus", "of none", {"table_optimizer": "lazy_adamw", "table_clip": "previous"}),
+        ("memory_plus", "of none", {"layout": "rows"}),
+        ("memory_plus", "of none", {"layout": "rows", "table_optimizer": "rowwise"}),
         ("dense", "of all", {"dense": "sharded"}),
         ("memory_plus", "of none", {"dense": "sharded", "table_optimizer": "rowwise"}),
     ],
     ids=[
         "dense", "adamw", "adamw-replicated", "adamw-over-some", "rowwise", "lazy_adamw",
-        "dense-sharded", "rowwise-sharded",
+        "adamw-rows", "rowwise-rows", "dense-sharded", "rowwise-sharded",
     ],
 )  # fmt: skip
 def test_ranks_replay_what_they_would_have_launched(tmp_path, name, copies, changes, size):

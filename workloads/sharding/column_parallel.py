@@ -10,22 +10,16 @@ UltraMem (arXiv 2411.12364).
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from workloads.distributed.collectives import (
-    Pending,
-    TensorSpec,
-    all_gather,
-    pack,
-    packed_words,
-    unpack,
-)
+from workloads.distributed.collectives import Pending, pack, packed_words, unpack
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
-from workloads.sharding.table_route import PendingReads, TableRoute
+from workloads.sharding.table_route import PendingReads, TableRoute, added_up
 from workloads.sharding.table_shard import TableShard
 
 ALIGNED = 8
@@ -35,37 +29,22 @@ ALIGNED = 8
 class ColumnParallelShard(TableShard):
     """Some columns of all rows."""
 
-    STATE_DTYPES = ()
-
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         super().__init__(mesh, n_rows=n_rows, width=width)
         self.columns_per_rank = split_columns(width, mesh.memory.size)
         self.rows, self.columns = range(n_rows), self.columns_per_rank[mesh.memory.rank]
 
-    def route(self, ids: Int[Tensor, "bags bag_size"]) -> "ColumnParallelRoute":
-        """Return the route of a lookup of these ids. Collective."""
-        bags = self.mesh.bags_per_rank(len(ids))
-        return self._route(ids, bags, n_chunks=max(1, min(self.mesh.n_chunks, max(bags))))
-
-    def restore_route(
-        self, ids: Int[Tensor, "bags bag_size"], numbers: Sequence[int], tensors: Sequence[Tensor]
-    ) -> "ColumnParallelRoute":
-        """Return the route of a lookup, for its backward pass."""
-        n_chunks, *bags = numbers
-        return self._route(ids, bags, n_chunks=n_chunks)
-
-    def _route(self, ids: Tensor, bags: Sequence[int], *, n_chunks: int) -> "ColumnParallelRoute":
+    def route_of(self, ids: Tensor, bags: Sequence[int], *, n_chunks: int) -> "ColumnParallelRoute":
+        """Return the route of a lookup to which each rank brings `bags`."""
         return ColumnParallelRoute(
-            self.mesh.memory,
-            ids.to(self.id_dtype),
-            bags=bags,
-            columns=self.columns_per_rank,
-            n_chunks=n_chunks,
+            self.mesh.memory, ids, bags=bags, columns=self.columns_per_rank, n_chunks=n_chunks
         )
 
 
 class ColumnParallelRoute(TableRoute):
-    """Scalars to all ranks, of vectors to each rank its columns: every rank makes every read."""
+    """Scalars to all ranks, of vectors to each rank its columns."""
+
+    HAS_GAPS = False
 
     def __init__(
         self,
@@ -77,86 +56,26 @@ class ColumnParallelRoute(TableRoute):
         n_chunks: int = 1,
         start: int = 0,
     ) -> None:
-        """Take `bags` of each rank; those of this rank read `ids` and are numbered from `start`."""
-        self.memory, self._ids = memory, ids
-        self.bags_per_rank, self._columns = bags, columns
+        """Take also the columns of each rank."""
+        super().__init__(memory, ids, bags=bags, n_chunks=n_chunks, start=start)
+        self._columns = columns
         self._n_bags, self._n_columns = len(ids), len(columns[memory.rank])
-        # Of each chunk, the range of every rank's bags.
-        self._chunks = [
-            [RankGroup(rank=i, size=n_chunks).local_range(n) for n in bags] for i in range(n_chunks)
-        ]
-        self.bags = slice(start, start + len(ids))
 
-    def state(self) -> tuple[list[int], list[Tensor]]:
-        """Return the number of chunks and of each rank's bags; ids are at hand later."""
-        return [len(self._chunks), *self.bags_per_rank], []
-
-    def chunks(self) -> Sequence["ColumnParallelRoute"]:
-        """Return routes of an equal part of every rank's bags each."""
-        if len(self._chunks) == 1:
-            return [self]
-        return [
-            ColumnParallelRoute(
-                self.memory,
-                self._ids[own.start : own.stop],
-                bags=[len(part) for part in chunk],
-                columns=self._columns,
-                start=own.start,
-            )
-            for chunk in self._chunks
-            for own in [chunk[self.memory.rank]]
-        ]
-
-    def join_chunks(self, chunks: Sequence[Tensor]) -> Tensor:
-        """Return the bags in the order of the ranks."""
-        if len(chunks) == 1:
-            return chunks[0]
-        parts = [
-            torch.split(chunk, [len(part) for part in ranges])
-            for chunk, ranges in zip(chunks, self._chunks, strict=True)
-        ]
-        return torch.cat([part for of_rank in zip(*parts, strict=True) for part in of_rank])
-
-    def split_chunks(self, whole: Tensor) -> Sequence[Tensor]:
-        """Return the bags in the order of the chunks."""
-        if len(self._chunks) == 1:
-            return [whole]
-        of_ranks = torch.split(whole, list(self.bags_per_rank))
-        return [
-            torch.cat(
-                [bags[part.start : part.stop] for bags, part in zip(of_ranks, chunk, strict=True)]
-            )
-            for chunk in self._chunks
-        ]
-
-    def send_scalars_with_ids(self, x: Float[Tensor, "bags bag_size"]) -> PendingReads:
-        """Gather both in one message."""
-        specs = [[self._spec(n, self._ids), self._spec(n, x)] for n in self.bags_per_rank]
-        # Collectives want equal lengths, so shorter messages are padded with arbitrary numbers.
-        message = self._ids.new_empty(max(map(packed_words, specs)), dtype=torch.int64)
-        own = specs[self.memory.rank]
-        pack([self._ids, x], own, message[: packed_words(own)])
-        pending = all_gather(self.memory, message)
-
-        def wait() -> tuple[Tensor, Tensor]:
-            messages = zip(pending(), specs, strict=True)
-            unpacked = [unpack(message[: packed_words(spec)], spec) for message, spec in messages]
-            ids, scalars = zip(*unpacked, strict=True)
-            return torch.cat(ids), torch.cat(scalars)
-
-        return wait
+    def part(self, ids: Tensor, *, bags: Sequence[int], start: int) -> Self:
+        """Return the route of some of the bags."""
+        return type(self)(self.memory, ids, bags=bags, columns=self._columns, start=start)
 
     def send_vectors_with_ids(self, x: Float[Tensor, "bags width"]) -> PendingReads:
         """Send to each rank its columns and the ids in one message."""
-        own = self._spec(self._n_bags, self._ids)
+        own = self._spec(self._n_bags, self.ids)
         sent = [[own, ((self._n_bags, len(columns)), x.dtype)] for columns in self._columns]
         received = [
-            [self._spec(n, self._ids), ((n, self._n_columns), x.dtype)] for n in self.bags_per_rank
+            [self._spec(n, self.ids), ((n, self._n_columns), x.dtype)] for n in self.bags_per_rank
         ]
         n_sent, n_received = ([packed_words(spec) for spec in side] for side in (sent, received))
-        messages = self._ids.new_empty(sum(n_sent), dtype=torch.int64)
+        messages = self.ids.new_empty(sum(n_sent), dtype=torch.int64)
         for rank, message in enumerate(torch.split(messages, n_sent)):
-            pack([self._ids, self._slice(x, rank)], sent[rank], message)
+            pack([self.ids, self._slice(x, rank)], sent[rank], message)
         pending = self._all_to_all(messages, sent=n_sent, received=n_received)
 
         def wait() -> tuple[Tensor, Tensor]:
@@ -166,38 +85,10 @@ class ColumnParallelRoute(TableRoute):
 
         return wait
 
-    def send_scalars(self, x: Float[Tensor, "bags bag_size"]) -> Pending:
-        """Gather them."""
-        most = max(self.bags_per_rank)
-        padded = x
-        if len(x) < most:
-            padded = x.new_empty(most, x.shape[1])
-            padded[: len(x)] = x
-        pending = all_gather(self.memory, padded.reshape(-1))
-
-        def wait() -> Tensor:
-            of_ranks = pending().view(self.memory.size, most, x.shape[1])
-            if min(self.bags_per_rank) == most:
-                return of_ranks.flatten(0, 1)
-            return torch.cat([own[:n] for own, n in zip(of_ranks, self.bags_per_rank, strict=True)])
-
-        return wait
-
     def return_scalars(self, x: Float[Tensor, "held_bags bag_size"]) -> Pending:
         """Send each rank its bags, where they are added up: no more is sent than a ring sends."""
-        bag_size = x.shape[1]
-        pending = self._all_to_all(
-            x.reshape(-1),
-            sent=[n * bag_size for n in self.bags_per_rank],
-            received=[self._n_bags * bag_size] * self.memory.size,
-        )
-
-        def wait() -> Tensor:
-            wide = torch.promote_types(x.dtype, torch.float32)
-            parts = pending().view(self.memory.size, self._n_bags, bag_size)
-            return parts.sum(0, dtype=wide).to(x.dtype)
-
-        return wait
+        pending = self._of_own_bags(x)
+        return lambda: added_up(pending())
 
     def send_vectors(self, x: Float[Tensor, "bags width"]) -> Pending:
         """Send each rank its columns."""
@@ -220,9 +111,6 @@ class ColumnParallelRoute(TableRoute):
             return torch.cat([part.view(self._n_bags, len(c)) for part, c in parts], dim=1)
 
         return wait
-
-    def _spec(self, n_bags: int, like: Tensor) -> TensorSpec:
-        return (n_bags, self._ids.shape[1]), like.dtype
 
     def _slice(self, x: Tensor, rank: int) -> Tensor:
         columns = self._columns[rank]

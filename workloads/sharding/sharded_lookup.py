@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from workloads.distributed.collectives import Pending
 from workloads.kernels.gathered_dot.op import gathered_dot
+from workloads.kernels.weighted_bag.gaps import bag_with_gaps, products_with_gaps
 from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.kernels.weighted_bag.sorted_reads import sorted_reads
 from workloads.layers.memory.sparse_gradient import SparseGradient
@@ -50,10 +51,10 @@ class Operation:
 
     name: str
     send_second: Callable[[TableRoute, Tensor], PendingReads]
-    local: Callable[[Tensor, Tensor, Tensor], Tensor]
+    local: Callable[[Tensor, Tensor, Tensor, bool], Tensor]
     return_output: Callable[[TableRoute, Tensor], Pending]
     send_grad: Callable[[TableRoute, Tensor], Pending]
-    local_backward: Callable[[Tensor, Tensor, Tensor], Tensor]
+    local_backward: Callable[[Tensor, Tensor, Tensor, bool], Tensor]
     return_second_grad: Callable[[TableRoute, Tensor], Pending]
     one_pass: bool
     """Whether the pass that sums the table's gradient also makes that of the second tensor."""
@@ -65,7 +66,7 @@ class Operation:
         held, returning = [], []
         for chunk, reads in zip(chunks, pending, strict=True):
             held.append(reads())
-            returning.append(self.return_output(chunk, self.local(part, *held[-1])))
+            returning.append(self.return_output(chunk, self.local(part, *held[-1], route.HAS_GAPS)))
         ids, held_second = (route.join_chunks(each) for each in zip(*held, strict=True))
         return Found(output=_concatenated(returning), ids=ids, second=held_second)
 
@@ -87,7 +88,7 @@ class Operation:
         """
         if self.one_pass and needs_part and sparse_gradient is None:
             arriving = self.send_grad(route, grad)
-            gradients = sorted_reads(part, ids, second, products=needs_second)
+            gradients = sorted_reads(part, ids, second, products=needs_second, gaps=route.HAS_GAPS)
             table_grad, products = gradients(arriving())
             return table_grad, None if products is None else route.return_scalars(products)()
         chunks = route.chunks()
@@ -96,7 +97,7 @@ class Operation:
         for chunk, its_ids, its_grad in zip(chunks, route.split_chunks(ids), pending, strict=True):
             arrived.append(its_grad())
             if needs_second:
-                found = self.local_backward(part, its_ids, arrived[-1])
+                found = self.local_backward(part, its_ids, arrived[-1], route.HAS_GAPS)
                 returning.append(self.return_second_grad(chunk, found))
         part_grad: Tensor | None = None
         if needs_part:
@@ -105,7 +106,9 @@ class Operation:
             if sparse_gradient is not None:
                 sparse_gradient.add(len(part), ids, weights, x)
             else:
-                part_grad, _ = sorted_reads(part, ids, weights, products=False)(x)
+                part_grad, _ = sorted_reads(
+                    part, ids, weights, products=False, gaps=route.HAS_GAPS
+                )(x)
         return part_grad, _concatenated(returning) if needs_second else None
 
 
@@ -156,17 +159,17 @@ def _concatenated(chunks: Sequence[Pending]) -> Tensor:
     return arrived[0] if len(arrived) == 1 else torch.cat(arrived)
 
 
-def _local_bag(part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def _local_bag(part: Tensor, ids: Tensor, weights: Tensor, gaps: bool) -> Tensor:
     # A rank may hold no column and no row, or be asked for nothing.
     if not part.numel() or not ids.numel():
         return part.new_zeros(len(ids), part.shape[1])
-    return weighted_bag(part, ids, weights)
+    return bag_with_gaps(part, ids, weights) if gaps else weighted_bag(part, ids, weights)
 
 
-def _local_dot(part: Tensor, ids: Tensor, x: Tensor) -> Tensor:
+def _local_dot(part: Tensor, ids: Tensor, x: Tensor, gaps: bool) -> Tensor:
     if not part.numel() or not ids.numel():
         return part.new_zeros(ids.shape)
-    return gathered_dot(part, ids, x)
+    return products_with_gaps(part, ids, x) if gaps else gathered_dot(part, ids, x)
 
 
 OPERATIONS = {

@@ -1,9 +1,9 @@
 """Sharded lookups as custom operations of a compiled graph.
 
 A graph keeps tensors only, so what the backward pass needs are further outputs of the forward
-operation: [sizes and the route's numbers, on the host; ids and second tensor of the reads made here
-(`sharded_lookup.Found`); the route's tensors], all flat. Their lengths depend on the batches of
-other ranks, so none is known before the operation has run.
+operation: sizes and the route's state, on the host, and ids and second tensor of the reads made
+here (`sharded_lookup.Found`), all flat. Their lengths depend on the batches of other ranks, so none
+is known before the operation has run.
 
 Every rank must run its lookups in the same order. Where a lookup depends on the one before, as
 through the residual stream, no compiler can change it. Others keep the program's order as long as
@@ -57,9 +57,8 @@ def _forward(
 ) -> list[Tensor]:
     route = resolve(shard).route(ids)
     found = OPERATIONS[operation].forward(part, second, route)
-    numbers, tensors = route.state()
-    numbers = [*found.ids.shape, *found.second.shape, *numbers]
-    kept = [found.ids, found.second, *tensors]
+    numbers = [*found.ids.shape, *found.second.shape, *route.state()]
+    kept = (found.ids, found.second)
     return [found.output, torch.tensor(numbers), *(each.reshape(-1) for each in kept)]
 
 
@@ -69,7 +68,7 @@ def _fake(
     reader: TableShard = resolve(shard)
     trace = torch.library.get_ctx()
     width = reader.width if operation == "weighted_bag" else ids.shape[1]
-    dtypes = (reader.id_dtype, second.dtype, *reader.STATE_DTYPES)
+    dtypes = (reader.id_dtype, second.dtype)
     return [
         part.new_empty(ids.shape[0], width),
         torch.empty(trace.new_dynamic_size(), dtype=torch.int64, device="cpu"),
@@ -91,10 +90,10 @@ def _backward(
     number: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of part, second tensor and anchor. `number` is `next_pass_number`."""
-    host, held_ids, held_second, *tensors = kept
-    bags, size, second_bags, width, *numbers = host.tolist()
+    host, held_ids, held_second = kept
+    bags, size, second_bags, width, *state = host.tolist()
     held_ids, held_second = held_ids.view(bags, size), held_second.view(second_bags, width)
-    route = resolve(shard).restore_route(ids, numbers, tensors)
+    route = resolve(shard).restore_route(ids, state)
     into: SparseGradient | None = None if sparse_gradient is None else resolve(sparse_gradient)
     if into is not None and needs_part:
         # Received messages are nobody's buffers; these two are the graph's.

@@ -3,7 +3,6 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -23,8 +22,6 @@ class TableShard(Registered, ABC):
     the memory group must make them together.
     """
 
-    STATE_DTYPES: ClassVar[tuple[torch.dtype, ...]]
-    """Types of the tensors of `TableRoute.state`."""
     rows: range
     columns: range
 
@@ -49,18 +46,20 @@ class TableShard(Registered, ABC):
         """The type in which ids are sent: half the bytes of the largest messages."""
         return torch.int32 if self.n_rows < 2**31 else torch.int64
 
-    @abstractmethod
     def route(self, ids: Int[Tensor, "bags bag_size"]) -> TableRoute:
         """Return the route of a lookup of these ids. Collective."""
+        bags = self.mesh.bags_per_rank(len(ids))
+        n_chunks = max(1, min(self.mesh.n_chunks, max(bags)))
+        return self.route_of(ids.to(self.id_dtype), bags, n_chunks=n_chunks)
+
+    def restore_route(self, ids: Int[Tensor, "bags bag_size"], state: Sequence[int]) -> TableRoute:
+        """Return the route of `ids` with this `TableRoute.state`, for its backward pass."""
+        n_chunks, *bags = state
+        return self.route_of(ids.to(self.id_dtype), bags, n_chunks=n_chunks)
 
     @abstractmethod
-    def restore_route(
-        self,
-        ids: Int[Tensor, "bags bag_size"],
-        numbers: Sequence[int],
-        tensors: Sequence[Tensor],
-    ) -> TableRoute:
-        """Return the route of `ids` with this `TableRoute.state`, whose tensors are flat."""
+    def route_of(self, ids: Tensor, bags: Sequence[int], *, n_chunks: int) -> TableRoute:
+        """Return the route of a lookup to which each rank brings `bags`."""
 
     def weighted_bag(
         self,

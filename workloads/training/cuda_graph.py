@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from workloads.kernels.expert_mlp import op as expert_mlp
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.moe import Experts
-from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.training.phase_timer import Bound
 from workloads.training.train_step import TrainStep
 
@@ -56,9 +55,9 @@ def capture_if_possible(step: TrainStep, *, bf16: bool) -> "TrainStep | Captured
 def ranks_wait_for_host(step: TrainStep) -> bool:
     """Whether the messages of a step's ranks need the host; one rank sends none.
 
-    A graph holds messages of NCCL whose lengths are known before. By rows of a table they depend on
-    the ids. Ranks that hold the same table or part, and update it from the reads of all, and ranks
-    with unequal shares of the batch tell each other lengths.
+    A graph holds messages of NCCL whose lengths are known before. Ranks that hold the same table or
+    part, and update it from the reads of all, and ranks with unequal shares of the batch tell each
+    other lengths.
     """
     mesh, model = step.mesh, step.model
     if mesh.world.size == 1:
@@ -66,9 +65,7 @@ def ranks_wait_for_host(step: TrainStep) -> bool:
     if dist.get_backend() != "nccl" or not step.equal_shares:
         return True
     shards = [module.shard for module in model.modules() if isinstance(module, MemoryTable)]
-    if step.optimizer.tables is not None and (None in shards or mesh.data.size > 1):
-        return True
-    return any(not isinstance(shard, ColumnParallelShard | None) for shard in shards)
+    return step.optimizer.tables is not None and (None in shards or mesh.data.size > 1)
 
 
 def waits_for_host(model: nn.Module, *, bf16: bool) -> bool:

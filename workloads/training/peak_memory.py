@@ -172,7 +172,8 @@ def training_memory(
     activations = kept(config, vocab_size, train.seq_len, precision=precision)
     reads = sum(n * table.reads for n, table in tables)
     if memory_ranks > 1:
-        activations += _kept_per_sharded_read(memory_ranks, memory_layout) * reads
+        # Ids and weights of the other ranks' reads, and its own ids as they were sent.
+        activations += (8 * (memory_ranks - 1) + 4) * reads
 
     # AdamW's gradient of a table is dense; the other rules keep the reads of a step instead.
     deferred, fetched, held_rows = _Deferred(), 0.0, 0
@@ -393,16 +394,3 @@ def _largest_shard(table: TableComponent, memory_ranks: int, layout: Layout) -> 
     if layout == "rows":
         return -(-table.n_rows // memory_ranks), table.width
     return table.n_rows, max(map(len, split_columns(table.width, memory_ranks)))
-
-
-def _kept_per_sharded_read(memory_ranks: int, layout: Layout) -> int:
-    """Return bytes that a read of a sharded table keeps beyond one of a whole table.
-
-    By columns: ids and weights of the other ranks' reads, 8 bytes each, and its own ids as they
-    were sent. By rows: of its own reads order and ids, which a whole table keeps too, if other
-    ones; of what is held here id, weight and place, 16 bytes, in bags as long as the longest, which
-    depends on the reading: as much as if this rank held all of them.
-    """
-    if layout == "columns":
-        return 8 * (memory_ranks - 1) + 4
-    return 16 * memory_ranks

@@ -59,6 +59,8 @@ def sort_reads(
 ) -> SortedReads:
     """Sort the reads of a table of `n_rows` rows, and count each row's; weights become fp32.
 
+    Reads of row `n_rows` come last, and are no row's.
+
     With `by_chunk`, ids and weights are [bag_size, bags]: the first read of every bag, then the
     second.
     """
@@ -173,7 +175,7 @@ def _sort(ids: Int[Tensor, " reads"], n_rows: int) -> tuple[Tensor, Tensor]:
 
     On a GPU this is a radix sort over all bits of the key: with 16 it takes half the passes of 32.
     """
-    if n_rows > _ROWS_OF_16_BITS:
+    if n_rows >= _ROWS_OF_16_BITS:  # id `n_rows` is that of skipped reads
         rows, order = ids.to(torch.int32 if n_rows < 2**31 else torch.int64).sort(stable=True)
         return rows, order
     signed = (ids - _ROWS_OF_16_BITS // 2).to(torch.int16)

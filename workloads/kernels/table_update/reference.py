@@ -26,11 +26,14 @@ class ReferenceRowSums:
         """Sum `weights * x` per row, reads in the order of the bags."""
         self._table, self._ids, self._x = table, ids, x
         wide = torch.promote_types(table.dtype, torch.float32)
-        if not ids.numel() or not table.numel():
+        sorted_ids, reads = ids.reshape(-1).sort(stable=True)
+        # Reads of row `len(table)` come last, and are no row's.
+        n_reads = int(torch.searchsorted(sorted_ids, len(table)))
+        if not n_reads or not table.numel():
             self._rows: Tensor = ids.new_empty(0, dtype=torch.int64)
             self._sums: Tensor = table.new_empty(0, table.shape[1], dtype=wide)
             return
-        sorted_ids, reads = ids.reshape(-1).sort(stable=True)
+        sorted_ids, reads = sorted_ids[:n_reads], reads[:n_reads]
         rows, counts = torch.unique_consecutive(sorted_ids, return_counts=True)
         self._rows = rows.long()
         self._sums = functional.embedding_bag(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from workloads.kernels.backend import uses_triton
 from workloads.kernels.weighted_bag import reference
+from workloads.kernels.weighted_bag.gaps import nearest_rows
 
 Gradients: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 """Given the gradient of the bags, returns that of the table, and of the weights if they were asked
@@ -25,16 +26,19 @@ def sorted_reads(
     weights: Float[Tensor, "bags bag_size"],
     *,
     products: bool,
+    gaps: bool = False,
 ) -> Gradients:
     """Sort the reads of `weighted_bag(table, ids, weights)`; what is returned gives its gradients.
 
     The same numbers as its backward pass, which sorts and sums in one call. Autograd does not see
-    through it.
+    through it. With `gaps`, reads of row `len(table)` are skipped (`gaps.py`).
     """
     if not table.numel() or not ids.numel():
         found = torch.zeros_like(table), weights.new_zeros(ids.shape) if products else None
         return lambda grad: found
     if not uses_triton(table):
+        if gaps:
+            ids, weights = nearest_rows(table, ids, weights)
 
         def summed(grad: Tensor) -> tuple[Tensor, Tensor | None]:
             table_grad, weights_grad = reference.backward(

@@ -17,6 +17,7 @@ def forward(
     ids: Int[Tensor, "bags bag_size"],
     weights: Float[Tensor, "bags bag_size"],
     *,
+    gaps: bool = False,
     block_width: int | None = None,
     block_rows: int | None = None,
 ) -> Float[Tensor, "bags width"]:
@@ -26,6 +27,7 @@ def forward(
         table: Of 16 or 32 bits.
         ids: As in the reference.
         weights: As in the reference.
+        gaps: Whether reads of row `len(table)` are skipped (`gaps.py`).
         block_width: Columns worked on at a time. None: 64 at most, all bags' first 64 before the
             next, so that a part of the table that the cache can hold much of is read often in a
             short time.
@@ -41,8 +43,8 @@ def forward(
         triton.next_power_of_2(max(1, bag_size)), 8192 // (block_width * table.element_size())
     )
     _forward[(n_bags, triton.cdiv(width, block_width))](
-        table.contiguous(), ids.contiguous(), weights.contiguous(), out, bag_size, width,
-        ROWS=block_rows, WIDTH=block_width,
+        table.contiguous(), ids.contiguous(), weights.contiguous(), out,
+        len(table), bag_size, width, ROWS=block_rows, WIDTH=block_width, GAPS=gaps,
         EVEN=width % block_width == 0 and bag_size % block_rows == 0, num_warps=1,
     )  # fmt: skip
     return out
@@ -83,8 +85,13 @@ def row_products(
     table: Float[Tensor, "rows width"],
     ids: Int[Tensor, "bags bag_size"],
     x: Float[Tensor, "bags width"],
+    *,
+    gaps: bool = False,
 ) -> Float[Tensor, "bags bag_size"]:
-    """Return the product of every row that a bag names with the bag's `x`, summed in fp32."""
+    """Return the product of every row that a bag names with the bag's `x`, summed in fp32.
+
+    With `gaps`, those of reads of row `len(table)` are 0.
+    """
     n_bags, bag_size = ids.shape
     width = table.shape[1]
     out = table.new_empty(n_bags, bag_size)
@@ -96,10 +103,12 @@ def row_products(
         _row_products[(n_bags,)](
             *arguments,
             out,
+            len(table),
             bag_size,
             width,
             ROWS=min(32, triton.next_power_of_2(bag_size)),
             WIDTH=block_width,
+            GAPS=gaps,
             num_warps=4,
         )
         return out
@@ -108,8 +117,9 @@ def row_products(
     sums = out.new_empty(out.shape, dtype=torch.float32)
     for left in range(0, width, block_width):
         _add_products[(n_bags,)](
-            *arguments, sums, out, bag_size, width, left, ROWS=block_rows, WIDTH=block_width,
-            FIRST=left == 0, LAST=left + block_width >= width,
+            *arguments, sums, out, len(table), bag_size, width, left,
+            ROWS=block_rows, WIDTH=block_width,
+            FIRST=left == 0, LAST=left + block_width >= width, GAPS=gaps,
             EVEN=width % block_width == 0 and bag_size % block_rows == 0, num_warps=1,
         )  # fmt: skip
     return out
@@ -117,8 +127,8 @@ def row_products(
 
 @triton.jit
 def _forward(
-    table, ids, weights, out, bag_size, width,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, EVEN: tl.constexpr,
+    table, ids, weights, out, n_rows, bag_size, width,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, GAPS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     bag = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
@@ -131,10 +141,15 @@ def _forward(
         if EVEN:
             row = tl.load(ids + at)
             weight = tl.load(weights + at).to(tl.float32)
-            values = tl.load(table + offset(row, width)[:, None] + cols[None, :])
+            place = table + offset(row, width)[:, None] + cols[None, :]
+            values = (
+                tl.load(place, mask=(row < n_rows)[:, None], other=0.0) if GAPS else tl.load(place)
+            )
         else:
             live = at < bag_size
             row = tl.load(ids + at, mask=live, other=0)
+            if GAPS:
+                live &= row < n_rows
             weight = tl.load(weights + at, mask=live, other=0.0).to(tl.float32)
             values = tl.load(
                 table + offset(row, width)[:, None] + cols[None, :],
@@ -146,12 +161,16 @@ def _forward(
 
 
 @triton.jit
-def _row_products(table, ids, x, out, bag_size, width, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+def _row_products(
+    table, ids, x, out, n_rows, bag_size, width,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, GAPS: tl.constexpr,
+):  # fmt: skip
     bag = tl.program_id(0).to(tl.int64)
     for start in range(0, bag_size, ROWS):
         at = start + tl.arange(0, ROWS)
         live = at < bag_size
         row = tl.load(ids + bag * bag_size + at, mask=live, other=0).to(tl.int64)
+        here = live & (row < n_rows) if GAPS else live
         acc = tl.zeros([ROWS, WIDTH], tl.float32)
         for left in range(0, width, WIDTH):
             cols = left + tl.arange(0, WIDTH)
@@ -159,7 +178,7 @@ def _row_products(table, ids, x, out, bag_size, width, ROWS: tl.constexpr, WIDTH
             vector = tl.load(x + bag * width + cols, mask=inside, other=0.0).to(tl.float32)
             values = tl.load(
                 table + row[:, None] * width + cols[None, :],
-                mask=live[:, None] & inside[None, :],
+                mask=here[:, None] & inside[None, :],
                 other=0.0,
             ).to(tl.float32)  # [ROWS, WIDTH]
             acc += values * vector[None, :]
@@ -168,9 +187,9 @@ def _row_products(table, ids, x, out, bag_size, width, ROWS: tl.constexpr, WIDTH
 
 @triton.jit
 def _add_products(
-    table, ids, x, sums, out, bag_size, width, left,
+    table, ids, x, sums, out, n_rows, bag_size, width, left,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr,
+    GAPS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Add a block of columns' part of a bag's products to what the blocks before gave."""
     bag = tl.program_id(0).to(tl.int64)
@@ -183,12 +202,18 @@ def _add_products(
         place = bag * bag_size + at
         if EVEN:
             row = tl.load(ids + place)
-            values = tl.load(table + offset(row, width)[:, None] + cols[None, :])
+            row_place = table + offset(row, width)[:, None] + cols[None, :]
+            values = (
+                tl.load(row_place, mask=(row < n_rows)[:, None], other=0.0)
+                if GAPS
+                else tl.load(row_place)
+            )
         else:
             row = tl.load(ids + place, mask=live, other=0)
+            here = live & (row < n_rows) if GAPS else live
             values = tl.load(
                 table + offset(row, width)[:, None] + cols[None, :],
-                mask=live[:, None] & inside[None, :],
+                mask=here[:, None] & inside[None, :],
                 other=0.0,
             )  # [ROWS, WIDTH]
         found = tl.sum(values.to(tl.float32) * vector[None, :], axis=1)

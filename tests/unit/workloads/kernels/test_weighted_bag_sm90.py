@@ -18,7 +18,8 @@ IDS = ["i32", "i64"]
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("ids", IDS)
-def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids):
+@pytest.mark.parametrize("gaps", [False, True])
+def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids, gaps):
     rows = 64 if dtype == "bf16" else 32
     made = compile_for_sm90(
         kernel._forward,
@@ -26,8 +27,9 @@ def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids):
             **dict.fromkeys(("table", "weights", "out"), f"*{dtype}:16"),
             "ids": f"*{ids}:16",
             **dict.fromkeys(("bag_size", "width"), "i32:16"),
+            "n_rows": "i32",
         },
-        {"ROWS": rows, "WIDTH": 64, "EVEN": True},
+        {"ROWS": rows, "WIDTH": 64, "GAPS": gaps, "EVEN": True},
         num_warps=1,
     )
 
@@ -40,7 +42,8 @@ def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("first", "last"), [(True, False), (False, False), (False, True)])
-def test_products_are_added_up_by_wide_loads(compile_for_sm90, dtype, first, last):
+@pytest.mark.parametrize("gaps", [False, True])
+def test_products_are_added_up_by_wide_loads(compile_for_sm90, dtype, first, last, gaps):
     rows = 64 if dtype == "bf16" else 32
     made = compile_for_sm90(
         kernel._add_products,
@@ -49,12 +52,12 @@ def test_products_are_added_up_by_wide_loads(compile_for_sm90, dtype, first, las
             "ids": "*i64:16",
             "sums": "*fp32:16",
             **dict.fromkeys(("bag_size", "width", "left"), "i32:16"),
+            "n_rows": "i32",
         },
-        {"ROWS": rows, "WIDTH": 64, "FIRST": first, "LAST": last, "EVEN": True},
+        {"ROWS": rows, "WIDTH": 64, "FIRST": first, "LAST": last, "GAPS": gaps, "EVEN": True},
         num_warps=1,
     )
 
-    print(made.registers)
     assert made.spills == 0
     assert made.registers <= 128
     assert made.sass.count("LDG.E.128") >= rows * 64 * (2 if dtype == "bf16" else 4) // 512
@@ -67,10 +70,10 @@ def test_rows_of_any_width_spill_nothing(compile_for_sm90, ids):
         {
             **dict.fromkeys(("table", "weights", "out"), "*fp16:16"),
             "ids": f"*{ids}:16",
-            "bag_size": "i32",
+            **dict.fromkeys(("n_rows", "bag_size"), "i32"),
             "width": "i32:16",
         },
-        {"ROWS": 64, "WIDTH": 64, "EVEN": False},
+        {"ROWS": 64, "WIDTH": 64, "GAPS": True, "EVEN": False},
         num_warps=1,
     )
 
@@ -88,8 +91,9 @@ def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90,
             **dict.fromkeys(("table", "x", "out"), f"*{dtype}:16"),
             "ids": f"*{ids}:16",
             **dict.fromkeys(("bag_size", "width"), "i32:16"),
+            "n_rows": "i32",
         },
-        {"ROWS": 32, "WIDTH": 128 if dtype == "fp32" else 256},
+        {"ROWS": 32, "WIDTH": 128 if dtype == "fp32" else 256, "GAPS": True},
         num_warps=4,
     )
 

@@ -155,3 +155,27 @@ def test_fp16_is_summed_in_fp32():
     wide = reference.forward(table.double(), ids, weights.double())
 
     torch.testing.assert_close(kernel.forward(table, ids, weights), wide.half(), rtol=1e-3, atol=0)
+
+
+@INTERPRETED
+@given(shape=SHAPES, seed=st.integers(0, 9), chunk=st.sampled_from([2, 512]))
+def test_reads_of_rows_elsewhere_are_skipped(shape, seed, chunk):
+    rows, _, bags, bag_size = shape
+    table, ids, weights, x = _case((rows + 1, *shape[1:]), seed)
+    part, here = table[:rows].contiguous(), ids < rows
+    own = torch.where(here, weights, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_reduction, "CHUNK", chunk)
+
+        bag = kernel.forward(part, ids, weights, gaps=True, block_width=16, block_rows=2)
+        products = kernel.row_products(part, ids, x, gaps=True)
+        reads = row_reduction.sort_reads(ids, weights, rows)
+        sums, _ = row_reduction.reduce_rows(
+            reads, x, part, sums_dtype=part.dtype, products_dtype=part.dtype
+        )
+
+    torch.testing.assert_close(bag, reference.forward(table, ids, own))
+    expected = torch.where(here, reference.row_products(table, ids, x), 0)
+    torch.testing.assert_close(products, expected)
+    wanted = reference.table_gradient(rows + 1, ids, weights, x) if bags * bag_size else 0 * table
+    torch.testing.assert_close(sums, wanted[:rows])

@@ -51,11 +51,12 @@ COMPILE = torch.compile
 SLOW = 10.0
 """Seconds after which a rank says what it waited for."""
 LAYOUTS = {"columns": ColumnParallelShard, "rows": RowParallelShard}
-# In three pieces, of which some have no bag.
+# In one piece, then in three, of which some have no bag.
 READ_BY = {
     "columns": (ColumnParallelShard, 1),
     "columns_in_pieces": (ColumnParallelShard, 3),
     "rows": (RowParallelShard, 1),
+    "rows_in_pieces": (RowParallelShard, 3),
 }
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 # n_rows, width, bag_size, bags of each rank. Widths that no number of ranks divides, or smaller
@@ -211,9 +212,9 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
                     yield f"{name}/dense_beside_deferred", float(part.grad is not None)
                     yield f"{name}/reads_elsewhere", reads_elsewhere(hits, ids, shard)
                     bits = (found.detach(), part_grad, own_grad, later, own.grad)
-                    if layout == "columns":
+                    if mesh.n_chunks == 1:
                         in_one_piece = bits
-                    elif kind is ColumnParallelShard and here.type == "cpu":
+                    elif here.type == "cpu":
                         same = zip(bits, in_one_piece, strict=True)
                         differ = not all(torch.equal(*both) for both in same)
                         yield f"{name}/same_bits_in_one_piece", float(differ)
@@ -307,15 +308,17 @@ def one_read(
 def reads_elsewhere(hits: LookupGrad, ids: Tensor, shard: TableShard) -> float:
     """Return how many rows were read here that no bag names, or not read that one names."""
     named = {int(i) - shard.rows.start for i in ids.flatten() if int(i) in shard.rows}
-    return float(len({int(i) for i in hits.ids.flatten()} ^ named))
+    read = {int(i) for i in hits.ids.flatten() if i < len(shard.rows)}
+    return float(len(read ^ named))
 
 
 def left_in(hits: LookupGrad, *, like: Tensor) -> Tensor:
     """Return the dense gradient that deferred reads make."""
-    gradient = torch.zeros_like(like)
+    # Beyond the last row are reads of rows elsewhere.
+    gradient = like.new_zeros(len(like) + 1, like.shape[1])
     for i in range(hits.ids.shape[1]):
         gradient.index_add_(0, hits.ids[:, i], hits.weights[:, i, None] * hits.x)
-    return gradient.detach()
+    return gradient[:-1].detach()
 
 
 def models(mesh: Mesh, here: torch.device, trained: Trained) -> Iterator[tuple[str, float]]:

@@ -95,7 +95,7 @@ def test_all_of_it_was_compared(found, size):
         for name in found[str(size)]
         if name.count("/") == 4 and "x" not in name.split("/")[1]
     }
-    assert len(reads) == 3 * 2 * (7 + 2 + 1)
+    assert len(reads) == 4 * 2 * (7 + 2 + 1)
     meshes = {name.split("/")[1] for name in found[str(size)] if name.endswith("/ten_steps")}
     assert meshes == {f"1x{size}"} | ({"2x2"} if size == 4 else set())
 

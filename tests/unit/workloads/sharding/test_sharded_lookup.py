@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from workloads.distributed.process_group import RankGroup
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.sharding import sharded_lookup
 from workloads.sharding.table_route import TableRoute
@@ -20,22 +21,15 @@ IDS = torch.tensor([[0, 1], [2, 2], [1, 0], [3, 1]])
 class Alone(TableRoute):
     """A route from one rank to itself, in chunks, that logs what starts and what arrives."""
 
+    HAS_GAPS = False
+
     def __init__(self, log: list[str], bags: slice, number: str = "", n_chunks: int = 1) -> None:
-        self._log, self._number, self._n_chunks = log, number, n_chunks
-        self.bags, self._ids = bags, IDS[bags]
+        ids = IDS[bags]
+        super().__init__(RankGroup(), ids, bags=[len(ids)], n_chunks=n_chunks, start=bags.start)
+        self._log, self._number = log, number
 
-    def chunks(self) -> Sequence[TableRoute]:
-        if self._n_chunks == 1:
-            return [self]
-        size = len(IDS) // self._n_chunks
-        starts = range(0, len(IDS), size)
-        return [Alone(self._log, slice(i, i + size), str(n)) for n, i in enumerate(starts)]
-
-    def join_chunks(self, chunks: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(chunks))
-
-    def split_chunks(self, whole: Tensor) -> Sequence[Tensor]:
-        return whole.chunk(self._n_chunks)
+    def part(self, ids: Tensor, *, bags: Sequence[int], start: int) -> "Alone":
+        return Alone(self._log, slice(start, start + len(ids)), str(start // len(ids)))
 
     def _sent(self, what: str, x: Tensor) -> Callable[[], Tensor]:
         self._log.append(f"start {what}{self._number}")
@@ -48,7 +42,7 @@ class Alone(TableRoute):
 
     def _with_ids(self, x: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:
         arrive = self._sent("there", x)
-        return lambda: (self._ids, arrive())
+        return lambda: (self.ids, arrive())
 
     send_scalars_with_ids = send_vectors_with_ids = _with_ids
 
@@ -60,9 +54,6 @@ class Alone(TableRoute):
 
     send_scalars = send_vectors = _there
     return_scalars = return_vectors = _back
-
-    def state(self) -> tuple[list[int], list[Tensor]]:
-        return [], []
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ APART = {**RANKS, "memory": RankGroup(size=2), "data": RankGroup(size=2)}
         ("dense", RANKS, None, {"backend": "gloo"}, False),
         ("dense", RANKS, None, {"batch_tokens": 48}, False),
         ("memory_plus", TOGETHER, ColumnParallelShard, {"table_optimizer": "rowwise"}, True),
-        ("memory_plus", TOGETHER, RowParallelShard, {"table_optimizer": "rowwise"}, False),
+        ("memory_plus", TOGETHER, RowParallelShard, {"table_optimizer": "rowwise"}, True),
         ("memory_plus", APART, ColumnParallelShard, {}, True),
         ("memory_plus", APART, ColumnParallelShard, {"table_optimizer": "rowwise"}, False),
         ("memory_plus", RANKS, None, {}, True),
