@@ -4,7 +4,8 @@ Under autocast a product is made with a bf16 copy of its weight, and autograd ke
 the backward pass. Of weights that are gathered for one block at a time that would be the larger
 part of what a rank holds: 2 bytes for every number of every block. Since the weight is gathered
 again for the backward pass, the copy can be, too: it has the same bits, and costs one more pass
-over the weight.
+over the weight. Compiled blocks keep theirs all the same, because their compiler chooses what is
+saved, and prefers the smaller copy; unless activations are checkpointed.
 """
 
 from collections.abc import Callable

@@ -165,7 +165,12 @@ def training_memory(
         (n, table, _largest_shard(table, memory_ranks, memory_layout)) for n, table in tables
     ]
     # What lies on the rank throughout: dense parameters, tables, and what optimizers keep of both.
-    held, copied, gathered = _dense_shares(count, config.n_layers, ranks if dense_sharded else 1)
+    held, copied, gathered = _dense_shares(
+        count,
+        config.n_layers,
+        ranks if dense_sharded else 1,
+        checkpointed=activation_checkpointing,
+    )
     values, gradients, state = _table_bytes(largest, train, ranks=ranks, on_host=tables_on_host)
     # What a forward pass keeps for its backward pass, a token.
     kept = checkpointed_activations if activation_checkpointing else _activations
@@ -342,7 +347,9 @@ def _rows_on_device(
     return fetched, held
 
 
-def _dense_shares(count: ParamCount, n_layers: int, ranks: int) -> tuple[int, int, int]:
+def _dense_shares(
+    count: ParamCount, n_layers: int, ranks: int, *, checkpointed: bool
+) -> tuple[int, int, int]:
     """Return what a rank has of dense parameters that `ranks` shard.
 
     Returns:
@@ -352,10 +359,12 @@ def _dense_shares(count: ParamCount, n_layers: int, ranks: int) -> tuple[int, in
     dense = count.total - count.memory_values
     if ranks == 1:
         return dense, dense - count.embedding, 0
-    # Copies are made anew for each block (`sharding/autocast_recompute.py`).
     outside = count.embedding + count.head
     block = -(-(dense - outside) // n_layers)
-    return -(-dense // ranks), count.head + block, 8 * outside + 16 * block
+    # A compiled block keeps its copies for the backward pass, unless it runs again for that. One
+    # that is not compiled makes them anew (`sharding/autocast_recompute.py`).
+    copied = count.head + block if checkpointed else dense - count.embedding
+    return -(-dense // ranks), copied, 8 * outside + 16 * block
 
 
 def _table_bytes(

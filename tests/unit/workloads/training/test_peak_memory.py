@@ -302,6 +302,25 @@ def test_of_many_micro_batches_the_sums_of_rows_wait_and_not_the_reads():
     assert whole.own_reads > 5 * small.own_reads
 
 
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_sharded_blocks_have_copies_of_all_weights_unless_they_run_again(checkpointed):
+    config = dense.Config(**dense.PRESETS["d64"])
+    count = config.param_count(VOCAB_SIZE)
+
+    found = _estimate(
+        config,
+        _train(),
+        precision="bf16",
+        ranks=4,
+        dense_sharded=True,
+        activation_checkpointing=checkpointed,
+    )
+
+    blocks = count.total - count.embedding - count.head
+    copied = -(-blocks // config.n_layers) if checkpointed else blocks
+    assert found.weight_copies == 2 * (copied + count.head)
+
+
 def test_tables_that_are_read_by_signs_have_copies_under_autocast():
     config, train = _smallest("memoryformer"), _train()
     count = config.param_count(VOCAB_SIZE)
