@@ -145,7 +145,23 @@ def caption(figure: Figure, text: str, *, size: float = 8, **options: Any) -> No
     figure.supxlabel(text, fontsize=size, color=GREY, **options)
 
 
-def band_caption(figure: Figure, level: float, further: str = "") -> None:
-    """Write below all panels what the bands of architecture laws are."""
+NO_BAND = "too few runs for an interval"
+"""Why curves of architecture laws have no band."""
+
+
+def lacks_bands(curves: Iterable[tuple[Array, Array]]) -> bool:
+    """Return whether curves have values (m,), but none a lower end of a band (m,) anywhere.
+
+    An end is NaN where nothing was resampled; an infinite one is an end.
+    """
+    drawn = list(curves)
+    known = any(np.isfinite(values).any() for values, _ in drawn)
+    return known and all(np.isnan(low).all() for _, low in drawn)
+
+
+def band_caption(figure: Figure, level: float, further: str = "", *, lacking: bool = False) -> None:
+    """Write below all panels what the bands of architecture laws are, or that there are none."""
     words = f"band: {level:.0%} of resampled runs, seeds together"
+    if lacking:
+        words = f"no band: {NO_BAND}"
     caption(figure, f"{words} · {further}" if further else words)

@@ -33,7 +33,7 @@ Point = tuple[float, float]
 
 
 def design_figure(design: ExperimentalDesign) -> Figure:
-    """Return candidates in the plane of sizes and tokens, and interval width against GPU-hours.
+    """Return candidates in the plane of sizes and tokens, and interval width against hours.
 
     In the plane, larger markers remove more of the target's variance. Without tokens in the law,
     the plane has the outcome in their place, and candidates lie on its axis, at their size.
@@ -55,7 +55,7 @@ def design_figure(design: ExperimentalDesign) -> Figure:
         for axes in (plane, price):
             grid(axes)
         legend_above(figure, _handles(design, styles), most_columns=6, fontsize=9)
-        caption(figure, f"target: {design.target.description}", size=9)
+        caption(figure, f"target: {design.target_words}", size=9)
     return figure
 
 
@@ -99,24 +99,25 @@ def _draw_plane(axes: Axes, design: ExperimentalDesign, styles: dict[str, Series
 
 
 def _draw_price(axes: Axes, design: ExperimentalDesign, styles: dict[str, SeriesStyle]) -> None:
-    """Draw each candidate's interval width over its GPU-hours, and the steps of those chosen."""
+    """Draw each candidate's interval width over its hours, and the steps of those chosen."""
     for r in design.ranked:
         look = points(styles[r.candidate.architecture], 6.5, edge=1.3)
         axes.plot(r.candidate.gpu_hours, r.width, **look, zorder=3)
+    shown = [r.candidate.gpu_hours for r in design.ranked]
     if design.chosen:
         hours = np.cumsum([r.candidate.gpu_hours for r in design.chosen])
+        shown += hours.tolist()
         widths = [1.0, *(r.width for r in design.chosen)]
         look = {"where": "post", "color": INK, "linewidth": 1.6, "zorder": 2}
         axes.step(np.append(hours[0], hours), widths, **look)
     axes.set(
         title="What a run brings for its price",
-        xlabel="GPU-hours",
+        xlabel=f"{design.unit[0].upper()}{design.unit[1:]}",
         ylabel="Width of the interval afterwards / now",
     )
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))  # as many digits as ticks need
-    every = margins((r.candidate.gpu_hours for r in design.ranked), least=1.15)
-    log_scale(axes, "x", *every, show="{:g}".format)
+    log_scale(axes, "x", *margins(shown, least=1.15), show="{:g}".format)
 
 
 def _handles(design: ExperimentalDesign, styles: dict[str, SeriesStyle]) -> Sequence[Artist]:

@@ -12,7 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.plotting.axes import OUTSIDE, band_caption, legend_above, log_scale, rounded
+from analysis.plotting.axes import (
+    OUTSIDE,
+    band_caption,
+    lacks_bands,
+    legend_above,
+    log_scale,
+    rounded,
+)
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.fit_panels import MISFIT_LINE, is_misfit, misfit_words
 from analysis.plotting.shaded_panels import (
@@ -27,18 +34,22 @@ from analysis.scaling.frontier import Frontier
 
 
 def frontier_figure(frontier: Frontier) -> Figure:
-    """Return best loss, size, tokens, and the share of draws each architecture wins, by budget."""
+    """Return best loss, size, tokens, and the share of draws each architecture wins, by budget.
+
+    Tokens are left out where all were trained on the same, shares where nothing was drawn.
+    """
     styles = series_styles(sorted(frontier.allocations))
     x, label = frontier.budgets, capital(frontier.measure.label)
     outside = {name: best.beyond > 1 + 1e-9 for name, best in frontier.allocations.items()}
     with styled():
-        figure = new_figure(9.8, 7.4)
+        allocations = list(frontier.allocations.values())
+        varied = any(np.isfinite(best.tokens).any() for best in allocations)
+        drawn = all(np.isfinite(best.share).all() for best in allocations)
+        below = [name for name, there in (("tokens", varied), ("share", drawn)) if there]
+        rows: list[Any] = [["loss", "params"], *([[below[0], below[-1]]] if below else [])]
+        figure = new_figure(9.8, 0.4 + 3.5 * len(rows))
         figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]
-        varied = any(np.isfinite(best.tokens).any() for best in frontier.allocations.values())
-        # Without the tokens where all were trained on the same.
-        place = figure.subplot_mosaic(
-            [["loss", "params"], ["tokens" if varied else "share", "share"]]
-        )
+        place = figure.subplot_mosaic(rows)
         titles = {
             "loss": (f"Best {frontier.outcome}", frontier.outcome.capitalize()),
             "params": ("Best size", "Parameters N"),
@@ -65,12 +76,14 @@ def frontier_figure(frontier: Frontier) -> Figure:
                 axes.set_ylim(low, high)
             else:
                 log_scale(axes, "y", low, high, show=rounded)
-        _draw_shares(place["share"], frontier, styles)
-        amount_axis(place["share"], label, x)
+        if drawn:
+            _draw_shares(place["share"], frontier, styles)
+            amount_axis(place["share"], label, x)
         handles: list[Artist] = [curve_handle(style, name) for name, style in styles.items()]
         handles.append(Patch(color=OUTSIDE, label="outside the runs"))
         legend_above(figure, handles, most_columns=5)
-        band_caption(figure, frontier.level, misfit_words(sorted(misfits)))
+        lacking = lacks_bands((best.loss, best.loss_band[0]) for best in allocations)
+        band_caption(figure, frontier.level, misfit_words(sorted(misfits)), lacking=lacking)
     return figure
 
 
@@ -81,9 +94,6 @@ def _draw_shares(axes: Axes, frontier: Frontier, styles: dict[str, SeriesStyle])
     axes.set_ylim(0, 1)
     axes.set_title("Which architecture is best")
     axes.set_ylabel("Share of draws that it wins")
-    if not np.isfinite(shares).all():
-        axes.text(0.5, 0.5, "not told: a law without draws", ha="center", transform=axes.transAxes)
-        return
     bottom = np.zeros(len(x))
     for name, part in zip(frontier.allocations, shares, strict=True):
         look: Any = {"color": styles[name].colour, "alpha": 0.75, "edgecolor": "white"}

@@ -12,7 +12,15 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
-from analysis.plotting.axes import INK, OUTSIDE, band_caption, legend_above, log_scale, rounded
+from analysis.plotting.axes import (
+    INK,
+    OUTSIDE,
+    band_caption,
+    lacks_bands,
+    legend_above,
+    log_scale,
+    rounded,
+)
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.fit_panels import MISFIT_LINE, is_misfit, misfit_words
 from analysis.plotting.shaded_panels import (
@@ -75,7 +83,8 @@ def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> 
         legend_above(figure, _handles(curves, styles), most_columns=3 * n_columns)
         misfits = sorted({n for c in curves for n, f in c.fits.items() if is_misfit(f)})
         words = (ARROW if any(leaves) else "", misfit_words(misfits))
-        band_caption(figure, curves[0].level, " · ".join(filter(None, words)))
+        lacking = lacks_bands(_shown(curve, size=size)[:2] for curve in curves)
+        band_caption(figure, curves[0].level, " · ".join(filter(None, words)), lacking=lacking)
     return figure
 
 
@@ -95,9 +104,7 @@ def _draw_panel(
         x, style = _x(curve, by_tokens), styles[curve.candidate]
         if curve.verdict.is_misfit:
             style = replace(style, line=MISFIT_LINE)
-        shown = (curve.multiplier, curve.low, curve.high)
-        if size:
-            shown = (curve.size, curve.size_low, curve.size_high)
+        shown = _shown(curve, size=size)
         draw_curve(axes, x, shown, extrapolated=curve.extrapolated, style=style)
         bands.append((curve, shown))
         for i in curve.refusals:
@@ -122,6 +129,13 @@ def _draw_panel(
                 leaves = True
                 _draw_arrow(axes, place, edge, length=length, colour=colour)
     return leaves
+
+
+def _shown(curve: Multipliers, *, size: bool) -> tuple[Array, Array, Array]:
+    """Return a curve (m,) with the low and high end of its band."""
+    if size:
+        return curve.size, curve.size_low, curve.size_high
+    return curve.multiplier, curve.low, curve.high
 
 
 def _limits(bands: Sequence[tuple[Multipliers, tuple[Array, Array, Array]]]) -> tuple[float, float]:

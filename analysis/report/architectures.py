@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from analysis.formatting import Table, count, flops, seconds
+from analysis.plotting.axes import NO_BAND, lacks_bands
 from analysis.plotting.design_figure import design_figure
 from analysis.plotting.frontier_figure import frontier_figure
 from analysis.plotting.multipliers_figure import multipliers_figure
@@ -125,7 +126,7 @@ def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
     notes = [
         f"× that {reference} needs: for the {outcome} that the architecture has at that amount;"
         " 2 means that half the FLOPs, seconds or bytes do;"
-        f" […] is the {level:.0%} band of resampled runs"
+        f" {_band_words(level, [(curve.multiplier, curve.low) for curve in curves])}"
     ]
     if not sizes:
         notes.append("tokens grow with the size as they do in the runs")
@@ -163,6 +164,13 @@ def _multiplier_values(curve: Multipliers, i: int, outside: float) -> dict[str, 
     }
 
 
+def _band_words(level: float, curves: Iterable[tuple[Array, Array]]) -> str:
+    """Return what brackets are, or why no number has any; curves as of `lacks_bands`."""
+    if lacks_bands(curves):
+        return f"no band: {NO_BAND}, so nothing is claimed of these numbers"
+    return f"[…] is the {level:.0%} band of resampled runs"
+
+
 def _misfit_notes(curves: Iterable[Any]) -> list[str]:
     """Return why numbers are not to be relied on: laws below them that are wrong for their runs."""
     verdicts = [curve.verdict for curve in curves if curve.verdict.is_misfit]
@@ -172,6 +180,9 @@ def _misfit_notes(curves: Iterable[Any]) -> list[str]:
 def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
     """Return some budgets of every frontier: within the runs, and the largest."""
     rows, values = [], []
+    allocations = [best for one in frontiers for best in one.allocations.values()]
+    # Without draws nobody wins any.
+    drawn = any(np.isfinite(best.share).any() for best in allocations)
     for one in frontiers:
         best = one.best
         firm = [bool(n) and one.allocations[n].beyond[i] <= 1 + 1e-9 for i, n in enumerate(best)]
@@ -180,7 +191,7 @@ def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
             budget = f"{_amount(one.measure, one.budgets[i])} {unit}"
             values.append(_frontier_values(one, i))
             if not best[i]:
-                rows.append((budget, *("–" for _ in range(6)), one.sentence(i)))
+                rows.append((budget, *("–" for _ in range(5 + drawn)), one.sentence(i)))
                 continue
             of = one.allocations[best[i]]
             rows.append(
@@ -193,7 +204,7 @@ def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
                     if np.isnan(of.tokens[i])
                     else _with_band(of.tokens, of.tokens_band, i, show=count),
                     _with_band(of.loss, of.loss_band, i, show="{:.4g}".format),
-                    _shares(one, i),
+                    *([_shares(one, i)] if drawn else []),
                     _rests_on(of.beyond[i], "its runs", "its runs"),
                 )
             )
@@ -206,13 +217,15 @@ def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
             "memory",
             "tokens",
             frontiers[0].outcome,
-            "lowest in so many draws",
+            *(["lowest in so many draws"] if drawn else []),
             "rests on",
         ),
         rows=tuple(rows),
-        numeric=(True, False, True, True, True, True, False, False),
+        numeric=(True, False, True, True, True, True, *([False] if drawn else []), False),
         notes=(
-            f"[…] is the {frontiers[0].level:.0%} band of resampled runs",
+            _band_words(
+                frontiers[0].level, [(best.loss, best.loss_band[0]) for best in allocations]
+            ),
             *_misfit_notes(frontiers),
         ),
         values=tuple(values),

@@ -1,7 +1,7 @@
 """Tables with a row per configuration, per size, and per trial."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -55,11 +55,20 @@ def configurations(fits: SweepFits) -> Table:
         "train s": "train s: wall time measured, mean over seeds",
     }
     shown = [meanings[label] for label, _, _ in known if label in meanings]
-    methods = dict.fromkeys(e.method for s in fits.summaries for e in s.outcomes.values())
     notes = ["; ".join(shown)] if shown else []
-    notes.append("[…] is " + "; ".join(methods) if methods else "no outcome was measured")
+    notes.append(_interval_words(fits.summaries))
     notes += untuned(fits)
     return Table.of("Architectures", fits.summaries, columns, [*notes, *not_causal(fits)])
+
+
+def _interval_words(summaries: Sequence[ConfigurationSummary]) -> str:
+    """Return what brackets are, and why numbers have none."""
+    means = [e for s in summaries for e in s.outcomes.values()]
+    if not means:
+        return "no outcome was measured"
+    methods = dict.fromkeys(e.method for e in means if e.low is not None)
+    without = dict.fromkeys(e.method for e in means if e.low is None)
+    return "; ".join([*(["[…] is " + ", ".join(methods)] if methods else []), *without])
 
 
 def best(fits: SweepFits) -> Table:

@@ -5,9 +5,9 @@ What a further seed brings depends on how much of the noise is between seeds
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -21,6 +21,7 @@ from analysis.scaling.experimental_design import ExperimentalDesign, next_runs
 from analysis.scaling.run_columns import SIZE_INPUTS
 from analysis.scaling.seed_noise import seeds_known
 from analysis.scaling.sweep_laws import fit_sweep_laws
+from orchestrator.records.varied_settings import flat_settings, setting_label, varied_settings
 
 OTHER_LAWS = ("kaplan", "farseer")
 """Averaged over with the law that `fit_sweep_laws` takes, where they have its inputs."""
@@ -30,6 +31,17 @@ FURTHER = 10.0
 
 SAME_RATIO = 1.25
 """Factor in tokens per parameter up to which a trial continues a ladder."""
+
+MOST_SETTINGS = 3
+"""Settings that tell candidates apart in a name; where more differ, the trial's id does."""
+
+ID_LETTERS = 6
+"""Letters of an id after the architecture: enough for `memscale logs` to find the trial."""
+
+GPUS = "device/gpus"
+"""Column of the GPUs that a run held."""
+
+Unit = Literal["GPU-hours", "core-hours"]
 
 
 def propose(
@@ -159,10 +171,15 @@ def candidates_of(
     configurations: dict[str, list[Any]] = {}
     for trial in trials:
         configurations.setdefault(_configuration_key(trial.spec), []).append(trial)
+    for members in configurations.values():
+        members.sort(key=lambda t: int(t.spec.seed))
     found: list[Candidate] = []
     notes: Counter[str] = Counter()
     known = seeds_known(laws)
-    for members in configurations.values():
+    runs_on_gpu = _on_gpu(table)
+    unit: Unit = "GPU-hours" if any(_gpus(t, runs_on_gpu) for t in trials) else "core-hours"
+    names = _names({key: members[0].spec for key, members in configurations.items()})
+    for key, members in configurations.items():
         there = [t for t in members if t.spec.trial_id in done]
         todo = [t for t in members if t.to_train and t.spec.trial_id not in done]
         first = members[0].spec
@@ -175,7 +192,17 @@ def candidates_of(
         groups = [todo] if todo else [[t] for t in _further_seeds(there[0], members, extra_seeds)]
         for i, group in enumerate(groups):
             seed = "" if todo else f", seed {group[0].spec.seed}"
-            found.append(_candidate(group, laws, name=_name(first) + seed, done=len(there) + i))
+            hours = sum(_hours(t, unit, on_gpu=runs_on_gpu) for t in group)
+            found.append(
+                _candidate(
+                    group,
+                    laws,
+                    name=names[key] + seed,
+                    gpu_hours=max(hours, 1e-9),
+                    unit=unit,
+                    n_seeds_done=len(there) + i,
+                )
+            )
     n = len(configurations)
     return found, [f"{k} of {n} configurations: {why}" for why, k in notes.items()]
 
@@ -190,17 +217,15 @@ def _configuration_key(spec: Any) -> str:
     return f"{spec.architecture} {sorted(spec.accounting.items())} {settings}"
 
 
-def _candidate(trials: Sequence[Any], laws: ArchitectureLaws, *, name: str, done: int) -> Candidate:
+def _candidate(trials: Sequence[Any], laws: ArchitectureLaws, **known: Any) -> Candidate:
     spec = trials[0].spec
     inputs = laws.named(spec.architecture).curve.law.inputs
     return Candidate(
-        name=name,
         architecture=spec.architecture,
         inputs={name: float(spec.accounting[laws.columns[name]]) for name in inputs},
-        gpu_hours=sum(_gpu_hours(t) for t in trials),
         n_seeds=len(trials),
-        n_seeds_done=done,
         trials=tuple(trials),
+        **known,
     )
 
 
@@ -259,17 +284,60 @@ def _not_comparable(spec: Any, laws: ArchitectureLaws, table: pd.DataFrame) -> s
     return None
 
 
-def _gpu_hours(trial: Any) -> float:
-    """Return the hours that a trial still takes, times its GPUs; hours alone where it has none."""
-    gpus = trial.spec.resources.gpus
-    devices = float(gpus) if isinstance(gpus, int | float) and gpus > 0 else 1.0
-    return max(float(trial.runtime.seconds) * float(trial.remaining) * devices / 3600, 1e-9)
+def _on_gpu(table: pd.DataFrame) -> bool:
+    """Return whether runs were trained on GPUs, for trials that leave it to the machine."""
+    return GPUS in table and bool((pd.to_numeric(table[GPUS], errors="coerce") > 0).any())
+
+
+def _gpus(trial: Any, on_gpu: bool) -> float:
+    """Return the GPUs that a trial gets; `auto` is one per rank, where there are some."""
+    resources = trial.spec.resources
+    asked = resources.gpus
+    return float(resources.ranks * on_gpu) if isinstance(asked, str) else float(asked)
+
+
+def _hours(trial: Any, unit: Unit, *, on_gpu: bool) -> float:
+    """Return the hours that a trial still takes, times its GPUs or its cores.
+
+    Beside trials with GPUs, the hours of one without count once.
+    """
+    resources = trial.spec.resources
+    devices = _gpus(trial, on_gpu) or 1.0
+    if unit == "core-hours":
+        devices = float(resources.cpus * resources.ranks)
+    return float(trial.runtime.seconds) * float(trial.remaining) * devices / 3600
+
+
+def _names(specs: Mapping[str, Any]) -> dict[str, str]:
+    """Return a name for each configuration, with what tells it apart where two have the same."""
+    alike: dict[str, list[str]] = {}
+    for key, spec in specs.items():
+        alike.setdefault(_name(spec), []).append(key)
+    found: dict[str, str] = {}
+    for name, keys in alike.items():
+        own = _what_differs([specs[key] for key in keys]) if len(keys) > 1 else [""]
+        found |= {key: name + told for key, told in zip(keys, own, strict=True)}
+    return found
 
 
 def _name(spec: Any) -> str:
     size = spec.preset or f"{count(spec.accounting['total_params'])} parameters"
-    tokens = count(spec.accounting["training_tokens"])
-    return f"{spec.architecture} {size} {tokens} tokens {spec.trial_id[-6:]}"
+    return f"{spec.architecture} {size} {count(spec.accounting['training_tokens'])} tokens"
+
+
+def _what_differs(specs: Sequence[Any]) -> list[str]:
+    """Return for each of several configurations its settings that others have otherwise.
+
+    Where these are many, or do not tell all apart, it is the beginning of the trial's id.
+    """
+    settings = [flat_settings(spec) for spec in specs]
+    differ = varied_settings(
+        (spec.architecture, spec.preset, one) for spec, one in zip(specs, settings, strict=True)
+    )
+    labels = [setting_label(one, differ) for one in settings]
+    if len(differ) <= MOST_SETTINGS and len(set(labels)) == len(labels):
+        return [f" ({label})" if label else "" for label in labels]
+    return [f" ({spec.trial_id[: len(spec.architecture) + 1 + ID_LETTERS]})" for spec in specs]
 
 
 def default_target(laws: ArchitectureLaws) -> Target:

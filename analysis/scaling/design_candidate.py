@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -15,12 +15,14 @@ class Candidate:
     inputs: Mapping[str, float]
     """The law's inputs."""
     gpu_hours: float
-    """Of all its seeds; hours of whatever trains, where there is no GPU."""
+    """Of all its seeds; core-hours if `unit` says so."""
     n_seeds: int = 1
     n_seeds_done: int = 0
     """Seeds of the same configuration that are among the runs: this one adds to them."""
     trials: Sequence[Any] = ()
     """What it stands for, handed through: planned trials, one per seed."""
+    unit: Literal["GPU-hours", "core-hours"] = "GPU-hours"
+    """Of `gpu_hours`; the same for all candidates of a design."""
 
     def __post_init__(self) -> None:
         problem = None

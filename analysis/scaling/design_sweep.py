@@ -15,13 +15,16 @@ SECTIONS = ("data", "train", "resources")
 """Settings that trials of one file share unless they say otherwise."""
 
 
-def sweep_texts(design: ExperimentalDesign, *, name: str, file: str) -> dict[str, str]:
+def sweep_texts(
+    design: ExperimentalDesign, *, name: str, file: str, question: str | None = None
+) -> dict[str, str]:
     """Return the texts of sweep files of the chosen runs, one per set of seeds, by their labels.
 
     Args:
         design: Of `propose`, or of `next_runs` with candidates of `candidates_of`.
         name: Of the sweep that the runs are to join.
         file: Under which it will be saved, for the command in its header.
+        question: Of that sweep, which its report goes on to answer.
 
     Raises:
         ValueError: If nothing was chosen, or candidates are not planned trials.
@@ -42,19 +45,22 @@ def sweep_texts(design: ExperimentalDesign, *, name: str, file: str) -> dict[str
         for seeds, members in by_seeds.items()
     }
     first = next(iter(texts))
-    texts[first] = _header(design, file) + texts[first]
+    texts[first] = _header(design, file, question) + texts[first]
     return texts
 
 
-def _header(design: ExperimentalDesign, file: str) -> str:
+def _header(design: ExperimentalDesign, file: str, question: str | None) -> str:
     n = sum(len(r.candidate.trials) for r in design.chosen)
-    factor = math.exp(1.96 * design.sd)
+    asked = " ".join((question or "").split())
+    now = "not known yet"
+    if design.is_known:
+        now = f"{design.value:.4g} {design.interval()} at {design.level:.0%}"
     return (
-        f"# Question: {design.target.description}, more narrowly\n"
+        (f"# Question: {asked}\n" if asked else "") + f"# Narrows:  {design.target_words}\n"
         f"# Run:      memscale submit {file}\n"
-        f"# Cost:     {plural(n, 'trial')}, {design.gpu_hours:.2g} GPU-hours predicted\n"
+        f"# Cost:     {plural(n, 'trial')}, {design.gpu_hours:.2g} {design.unit} predicted\n"
         f"# Expect:   the interval at {design.chosen[-1].width:.0%} of its width now"
-        f" ({design.value:.4g} to a factor of {factor:.4f} at 95%)\n"
+        f" ({now})\n"
     )
 
 
@@ -82,7 +88,7 @@ def _reason(r: RankedCandidate) -> str:
     """Return what a run brings and where it lies, for the comment above it."""
     reason = (
         f"{r.candidate.name}: width {r.width:.1%} with those above,"
-        f" {r.candidate.gpu_hours:.2g} GPU-hours"
+        f" {r.candidate.gpu_hours:.2g} {r.candidate.unit}"
     )
     if math.isfinite(r.tokens_per_param):
         reason += f", {r.tokens_per_param:.3g} tokens per parameter"

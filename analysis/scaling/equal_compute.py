@@ -16,6 +16,7 @@ from analysis.fitting.bootstrap import MeanEstimate, difference_of_means, mean_o
 from analysis.fitting.multiple_comparisons import holm
 from analysis.fitting.result import LawFit
 from analysis.loading.schema import NOT_CAUSAL, OUTCOMES, PARAM_GROUPS, declaration
+from orchestrator.records.varied_settings import MATCH
 
 Row = Any
 """A row of the table: a pandas Series of mixed cells."""
@@ -328,12 +329,19 @@ def _partner(
         ),
     )
     if gap(best) > tolerance:
-        return (
-            None,
-            f"{label}: nearest {best.architecture} run differs by {gap(best):.0%} in training"
-            " FLOPs; use match: {training_flops: …}",
-        )
+        why = f"nearest {best.architecture} run differs by {gap(best):.0%} in training FLOPs"
+        return None, f"{label}: {why}; {_advice(mine, best.architecture)}"
     return best, ""
+
+
+def _advice(settings: Mapping[Hashable, Any], baseline: str) -> str:
+    """Return what gives a configuration a partner, by what its training FLOPs were matched to."""
+    counterpart = settings.get(f"{MATCH}training_flops")
+    if counterpart is None or pd.isna(counterpart):
+        return "use match: {training_flops: …}"
+    if counterpart == baseline:
+        return "its match is not trained yet, or excluded"
+    return f"its match is {counterpart}"
 
 
 def _differing(

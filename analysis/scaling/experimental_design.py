@@ -31,6 +31,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.formatting import count, decimals, flops
 from analysis.scaling.architecture_laws import ArchitectureLaw, ArchitectureLaws
 from analysis.scaling.design_candidate import Candidate
 from analysis.scaling.design_covariance import (
@@ -94,7 +95,19 @@ class RankedCandidate:
 
 
 MOST_FACTOR = 1_000
-"""Off by more, a target is not known at all, and a number would only seem exact."""
+"""Off by more, a multiplier is not known at all, and a number would only seem exact."""
+
+MOST_LOSS_FACTOR = 2
+"""The same for a loss: architectures differ by less than a tenth of it."""
+
+X_WORDS = {
+    "total_params": "total parameters",
+    "active_params": "active parameters",
+    "memory_params": "memory parameters",
+    "params": "parameters",
+    "training_flops": "training FLOPs",
+}
+"""Columns against which a law of one size `x` is fitted, as a sentence names them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,29 +136,53 @@ class ExperimentalDesign:
         """What to run and what it brings."""
         if not self.is_known:
             return (
-                f"{self.target.description} is not known to within a factor of {MOST_FACTOR:,}:"
-                " the runs hardly determine the law, so no run is better than another; add sizes"
-                " further apart"
+                f"{self.target_words} is not known to within a factor of {self._most_factor:,}:"
+                " the runs hardly determine the law there; add sizes further apart"
             )
-        now = f"{self.target.description} is {self.value:.4g}"
+        now = f"{self.target_words} is {self.value:.{self._digits}f} {self.interval()}"
         if not self.chosen:
             return (
-                f"{now} {self._within(1.0)} ({self.level:.0%}); no candidate that fits removes"
+                f"{now} ({self.level:.0%}); no candidate that fits removes"
                 " enough of its variance to be worth a run; give larger ones, or other tokens per"
                 " parameter"
             )
         runs = "1 run" if len(self.chosen) == 1 else f"{len(self.chosen)} runs"
         width = self.chosen[-1].width
         return (
-            f"{now} {self._within(1.0)} ({self.level:.0%}); {runs} of"
-            f" {self.gpu_hours:.3g} GPU-hours would bring it to within {self._within(width)}"
-            f" ({width:.0%} of the width)"
+            f"{now} ({self.level:.0%}); {runs} of {self.gpu_hours:.3g} {self.unit} would bring"
+            f" it to {self.interval(width)} ({width:.0%} of the width)"
         )
 
     @property
     def is_known(self) -> bool:
-        """Whether the target is known at all, to within a factor of MOST_FACTOR."""
-        return self._log_factor <= math.log(MOST_FACTOR)
+        """Whether the target is known at all, to within MOST_FACTOR or MOST_LOSS_FACTOR."""
+        return self._log_factor <= math.log(self._most_factor)
+
+    @property
+    def target_words(self) -> str:
+        """The target as a sentence names it: a size `x` by what it is."""
+        return _in_words(self.target, self.laws)
+
+    @property
+    def unit(self) -> str:
+        """Of all hours: GPU-hours, or core-hours where no candidate has a GPU."""
+        return self.ranked[0].candidate.unit if self.ranked else "GPU-hours"
+
+    def interval(self, width: float = 1.0) -> str:
+        """Return `[low, high]`, once the interval of the logarithm is `width` of that of now."""
+        factor, digits = math.exp(self._log_factor * width), self._digits
+        return f"[{self.value / factor:.{digits}f}, {self.value * factor:.{digits}f}]"
+
+    @property
+    def _digits(self) -> int:
+        """Decimals of value and interval: four digits, two of the interval after the runs."""
+        width = self.chosen[-1].width if self.chosen else 1.0
+        half = self.value * math.expm1(self._log_factor * width)
+        return max(decimals(self.value, significant=4), decimals(half, significant=2))
+
+    @property
+    def _most_factor(self) -> int:
+        return MOST_LOSS_FACTOR if isinstance(self.target, LossAt) else MOST_FACTOR
 
     @property
     def _log_factor(self) -> float:
@@ -153,13 +190,6 @@ class ExperimentalDesign:
         from scipy.special import ndtri
 
         return float(ndtri((1 + self.level) / 2)) * self.sd
-
-    def _within(self, width: float) -> str:
-        """Return how far off the target may be, once its interval is `width` of that of now."""
-        factor = math.exp(self._log_factor * width)
-        if isinstance(self.target, LossAt):
-            return f"±{self.value * (factor - 1):.2g}"
-        return f"a factor of {factor:.4f}"
 
     @property
     def gpu_hours(self) -> float:
@@ -249,7 +279,8 @@ def next_runs(
     # Variance of the target by each model before any run: what candidates are to lower.
     start = [model.variance for model in of_targets(basis.models)]
     if not min(start) > 0:
-        raise ValueError(f"target: {target.description} has no uncertainty that runs could narrow")
+        said = _in_words(target, laws)
+        raise ValueError(f"target: {said} has no uncertainty that runs could narrow")
     # Of no use: a run whose noise nobody knows, and one so far out that its law says nothing there.
     hours = np.asarray([c.gpu_hours for c in given])
     outside = np.asarray([_times_outside(laws.named(c.architecture), c) for c in given])
@@ -336,8 +367,8 @@ def _basis(
         without_law = _kriging_model(laws, candidates, target, noise)
         if wrong and without_law is None:
             raise ValueError(
-                f"target: {target.description}: the law of {wrong[0]} misfits its runs, so there is"
-                " no multiplier to narrow; give another law, or a loss as the target"
+                f"target: {_in_words(target, laws)}: the law of {wrong[0]} misfits its runs, so"
+                " there is no multiplier to narrow; give another law, or a loss as the target"
             )
         if wrong and without_law is not None:
             model, value, weights = without_law
@@ -423,6 +454,16 @@ def _times_outside(law: ArchitectureLaw, candidate: Candidate) -> float:
         if span is not None:
             factor = max(factor, value / span[1], span[0] / value)
     return factor
+
+
+def _in_words(target: Target, laws: ArchitectureLaws) -> str:
+    """Return the target as a sentence names it; a law's one size `x` by what it is."""
+    column = laws.columns.get("x")
+    if not isinstance(target, LossAt) or set(target.inputs) != {"x"} or column not in X_WORDS:
+        return target.description
+    x = target.inputs["x"]
+    amount = flops(x) if column == "training_flops" else count(x)
+    return f"loss of {target.architecture} at {amount} {X_WORDS[column]}"
 
 
 def _misfit_notes(laws: ArchitectureLaws, advice: str = ALONE) -> list[str]:

@@ -186,7 +186,10 @@ Law = Annotated[
 ]
 MaxRuns = Annotated[int, typer.Option(help="Most runs to choose.", min=1)]
 GpuHours = Annotated[
-    float | None, typer.Option(help="Most GPU-hours to spend. Default: no limit.", min=0.0)
+    float | None,
+    typer.Option(
+        help="Most GPU-hours to spend, core-hours without a GPU. Default: no limit.", min=0.0
+    ),
 ]
 Far = Annotated[
     float | None,
@@ -237,14 +240,14 @@ def next_(
 
     if tracking_uri is None:
         find_sweep(runs, sweep)
-    table = analysis.load(tracking_uri or runs, sweep=sweep).table
-    files = candidates or [_recorded(runs, sweep)]
+    loaded = analysis.load(tracking_uri or runs, sweep=sweep)
     if out.exists():
         raise UsageError(f"{out}: is there already; name another file with --out, or remove it")
     try:
+        # Those of the last file alone would not be all that the report chooses among.
         found = propose(
-            table,
-            make_plan(files, runs).trials,
+            loaded.table,
+            make_plan(candidates, runs).trials if candidates else _recorded_trials(runs, sweep),
             target=target,
             outcome=outcome,
             law=law,
@@ -256,7 +259,7 @@ def next_(
         chosen = [next_runs_table(found)]
         if not json:
             console_here().print(results.printed(chosen))
-        texts = sweep_texts(found, name=sweep, file=str(out))
+        texts = sweep_texts(found, name=sweep, file=str(out), question=loaded.question)
         parts = [Source(file=out, text=text, label=label) for label, text in texts.items()]
         out.write_text(joined(parts), encoding="utf-8")
     except ValueError as error:
@@ -312,7 +315,7 @@ def _fits(
             f"{row.trial_id}: {row.reason}" for row in table.excluded.head(3).itertuples()
         )
         raise UsageError(
-            f"sweep {sweep!r}: no trial is done yet{f' ({why})' if why else ''}; "
+            f"sweep {sweep!r}: no finished trial counts yet{f' ({why})' if why else ''}; "
             f"see `memscale status {sweep}`"
         )
     names = None if by is None else [n for part in by.split(",") if (n := part.strip())]
@@ -325,19 +328,6 @@ def _fits(
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def _recorded(runs: Path, name: str) -> Path:
-    """Return the sweep file that was submitted."""
-    from orchestrator.records.errors import UsageError
-
-    path = find_sweep(runs, name).path / "sweep.yaml"
-    if not path.is_file():
-        raise UsageError(
-            f"{path}: not there, so what is missing is not known; "
-            "name a sweep file with --candidates"
-        )
-    return path
 
 
 def _recorded_trials(runs: Path, name: str) -> Any:

@@ -67,8 +67,11 @@ def init(
     answers = template.Answers(
         name=name, architectures=chosen, data=what, scale=size, n_seeds=n_seeds
     )
-    n_trials = _write(path, template.sweep_text(answers, file=str(path)))
-    typer.echo(f"Written: {path} ({n_trials} trials)\nLook:    {command()} plan {path}")
+    n_trials, remarks = _write(path, template.sweep_text(answers, file=str(path)))
+    typer.echo(f"Written: {path} ({n_trials} trials)")
+    for remark in remarks:
+        typer.echo(f"Remark:  {remark}")
+    typer.echo(f"Look:    {command()} plan {path}")
     typer.echo(f"Train:   {command()} submit {path}")
 
 
@@ -94,15 +97,24 @@ def _check(flag: str, chosen: list[str], known: Any) -> None:
             )
 
 
-def _write(path: Path, text: str) -> int:
-    """Write a sweep file that can be planned, or none; return how many trials it asks for."""
+def _write(path: Path, text: str) -> tuple[int, tuple[str, ...]]:
+    """Write a sweep file that can be planned, or none.
+
+    Return how many trials it asks for, and what `plan` will remark about its data.
+    """
+    from orchestrator.planning import input_data, pricing
     from orchestrator.records.errors import ConfigError
+    from orchestrator.records.sweep_dir import sweep_dir
     from orchestrator.sweep.load import load_sweep
 
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     try:
-        return len(load_sweep(path).trials)
+        sweep = load_sweep(path)
+        snapshot = sweep_dir(Path("runs"), sweep.name).snapshot()
+        priced = pricing.make_plan(sweep, snapshot, ())
+        checked = input_data.check_data(priced)
+        return len(sweep.trials), checked.notes[len(priced.notes) :]
     except ConfigError:
         path.unlink()
         raise

@@ -22,6 +22,7 @@ def check_data(plan: Plan) -> Plan:
     """
     problems: list[ConfigProblem] = []
     notes: list[str] = []
+    cache = (plan.snapshot.path.parent / "cache").absolute()
     facts: dict[str, Any] = {}
     files_read: dict[Any, Any] = {}  # many settings may share one
     specs = {trial.spec.trial_id: trial.spec for trial in plan.trials if trial.to_train}
@@ -32,6 +33,8 @@ def check_data(plan: Plan) -> Plan:
             else:
                 source.check(notes.append)
                 notes += epochs.notes(source, [specs[i] for i in trial_ids if i in specs])
+                if hasattr(source, "remarks"):
+                    notes += source.remarks(cache)
         except ValueError as error:
             problems += _problems(error, file)
     if problems:

@@ -16,9 +16,13 @@ TRAIN: dict[Scale, str] = {
 }
 PEOPLE: dict[Scale, str] = {
     "laptop": "{source: biographies, n_people: 320, style: compact, n_cities: 50, n_years: 50}",
-    "gpu": "{source: biographies, n_people: 200_000}",
+    "gpu": "{source: biographies, n_people: 22_000}",
 }
 VOCABULARY: dict[Scale, str] = {"laptop": "2_048", "gpu": "16_384"}
+MORE_PEOPLE: dict[Scale, str] = {
+    "laptop": "More people than the largest model can hold.",
+    "gpu": "More than the smallest models can hold; each is read about 100 times.",
+}
 INVENTED = "biographies"
 
 
@@ -94,7 +98,7 @@ def _question(base: str, others: Sequence[str]) -> str:
 def _data(answers: Answers) -> list[str]:
     if answers.data == INVENTED:
         return [
-            "# Invented people with facts to recall. More people than the largest model can hold.",
+            f"# Invented people with facts to recall. {MORE_PEOPLE[answers.scale]}",
             f"data: {PEOPLE[answers.scale]}",
         ]
     quoted = "'" + answers.data.replace("'", "''") + "'"

@@ -94,21 +94,36 @@ def cache_key(name: str, content: Mapping[str, Any]) -> str:
 def content_sha256(path: Path, cache: Path) -> str:
     """Return a file's SHA-256, cached until its size or modification time changes."""
     path = path.resolve()
-    status = path.stat()
-    known_as = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
-    memory = cache / "sha256" / hashlib.sha256(known_as.encode()).hexdigest()[:24]
-    try:
-        digest = memory.read_text()
-        if len(digest) == 64:
-            return digest
-    except OSError:
-        pass  # not known yet
+    memory = _sha256_memory(path, cache)
+    known = _remembered(memory)
+    if known is not None:
+        return known
     digest = file_sha256(path)
     memory.parent.mkdir(parents=True, exist_ok=True)
     scratch = memory.with_suffix(f".tmp-{secrets.token_hex(4)}")
     scratch.write_text(digest)
     scratch.rename(memory)
     return digest
+
+
+def remembered_sha256(path: Path, cache: Path) -> str | None:
+    """Return a file's SHA-256 if `content_sha256` knows it; the file is not read."""
+    return _remembered(_sha256_memory(path.resolve(), cache))
+
+
+def _sha256_memory(path: Path, cache: Path) -> Path:
+    """Return where the hash of a file is remembered while it is as it is now."""
+    status = path.stat()
+    known_as = f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}"
+    return cache / "sha256" / hashlib.sha256(known_as.encode()).hexdigest()[:24]
+
+
+def _remembered(memory: Path) -> str | None:
+    try:
+        digest = memory.read_text()
+    except OSError:
+        return None  # not known yet
+    return digest if len(digest) == 64 else None
 
 
 def file_sha256(path: Path) -> str:

@@ -15,16 +15,22 @@ METRICS = {
     "acc": "accuracy",
     "acc_norm": "per character",
     "exact_match": "exact match",
-    "nll": "NLL",
+    "nll": "NLL (nats)",
     "bits_per_byte": "bits per byte",
     "ms_per_token_batch1": "ms/token, batch 1",
-    "ms_per_token_batch64": "batch 64",
+    "ms_per_token_batch64": "ms/token, batch 64",
     "rows_read": "rows read (share)",
     "normalised_entropy": "entropy / ln rows",
     "kl_to_uniform": "KL to uniform (nats)",
     "gini": "Gini",
 }
 """Metric -> heading of its column."""
+
+TABLE_READS = "table reads"
+"""Suite that only models with memory tables have anything of."""
+
+COUNTED = {"decode latency": "runs", TABLE_READS: "tokens"}
+"""Suite -> what its tasks count; others count rows of a benchmark."""
 
 
 class TellsProgress(Protocol):
@@ -42,12 +48,25 @@ def evaluation_tables(found: Mapping[str, Sequence[Evaluation]]) -> RenderableTy
     """
     suites = list(dict.fromkeys(one.suite for of in found.values() for one in of))
     parts: list[RenderableType] = []
+    has_errors = False
     for suite in suites:
         of_suite = {
             model: one.record for model, of in found.items() for one in of if one.suite == suite
         }
+        if not any(record["tasks"] for record in of_suite.values()):
+            parts += [f"{suite}: {_why_empty(suite, list(of_suite))}", ""]
+            continue
         parts += [_table(suite, of_suite), ""]
-    return Group(*parts)
+        has_errors |= any(
+            name.endswith("_stderr") for record in of_suite.values() for name in record["metrics"]
+        )
+    return Group(*parts, *(["±: standard error"] if has_errors else []))
+
+
+def _why_empty(suite: str, models: Sequence[str]) -> str:
+    if suite != TABLE_READS:
+        return "no task was measured"
+    return f"{models[0]} has no memory table" if len(models) == 1 else "no model has a memory table"
 
 
 def _table(suite: str, records: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -60,7 +79,7 @@ def _table(suite: str, records: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(title=suite, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for heading in ("task", "model"):
         table.add_column(heading)
-    for heading in ("rows", *(METRICS[metric] for metric in metrics)):
+    for heading in (COUNTED.get(suite, "rows"), *(METRICS[metric] for metric in metrics)):
         table.add_column(heading, justify="right")
     table.add_column("")
     for task in tasks:

@@ -20,7 +20,7 @@ import numpy as np
 from annotated_types import Interval
 from numpy.typing import NDArray
 
-from workloads.data.cache import cache_key, cached_folder
+from workloads.data.cache import cache_key, cached_folder, remembered_sha256
 from workloads.data.corpus import ProbeSet
 from workloads.data.file_hashes import input_sha256, require_still
 from workloads.data.hub_source import PREFIX, HubSource
@@ -43,6 +43,10 @@ _BYTES_PER_TOKEN_BIT = 0.29
 Wikipedia with 8,192 tokens."""
 _TELL_EVERY_BYTES = 1 << 28
 """Of a first reading: a sign of life every few seconds."""
+FEW_HELD_OUT_TOKENS = 50_000
+"""Held-out tokens below which a remark is made: by them alone models are compared."""
+_UNUSED_SHARE = 0.01
+"""Share of `vocab_size` without a token above which a remark is made; less is rounding up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,14 +137,63 @@ class Config:
 
         No file is read: JSON lines count with what stands around their text.
         """
-        paths = _inputs(self.path)
+        n_bytes = self._plain_bytes(self.path)
+        if n_bytes is None:
+            return None
+        train_share = 1.0 if self.valid_path is not None else 1.0 - self.valid_share
+        return train_share * n_bytes / self._bytes_per_token
+
+    @property
+    def _bytes_per_token(self) -> float:
+        return _BYTES_PER_TOKEN_BIT * math.log2(self.vocab_size)
+
+    def _plain_bytes(self, spec: str | tuple[str, ...]) -> int | None:
+        """Return the bytes of files; None if those of their text are others."""
+        paths = _inputs(spec)
         if not all(isinstance(path, Path) and is_plain(path) for path in paths):
             return None
         n_bytes = sum(path.stat().st_size for path in paths if isinstance(path, Path))
-        if self.max_bytes is not None:
-            n_bytes = min(n_bytes, self.max_bytes)
-        train_share = 1.0 if self.valid_path is not None else 1.0 - self.valid_share
-        return train_share * n_bytes / (_BYTES_PER_TOKEN_BIT * math.log2(self.vocab_size))
+        limit = self.max_bytes if spec is self.path else None
+        return n_bytes if limit is None else min(n_bytes, limit)
+
+    def remarks(self, cache: Path) -> list[str]:
+        """Return a sentence for each part of the text that is too small for its purpose.
+
+        Exact where the cache holds the prepared text. Otherwise held-out tokens are estimated from
+        bytes, and those of the tokenizer are not known.
+        """
+        meta = self._prepared_meta(cache)
+        if meta is not None:
+            return _remarks(self, meta)
+        if self.valid_path is not None:
+            n_bytes, share = self._plain_bytes(self.valid_path), 1.0
+        else:
+            n_bytes, share = self._plain_bytes(self.path), self.valid_share
+        if n_bytes is None:
+            return []
+        return _few_held_out(
+            self, float(f"{share * n_bytes / self._bytes_per_token:.2g}"), "about "
+        )
+
+    def _prepared_meta(self, cache: Path) -> Mapping[str, int] | None:
+        """Return what is noted of the prepared text; None if it is not there, or files are new."""
+        content: dict[str, list[str]] = {}
+        for name, found in self.files().items():
+            paths = found if isinstance(found, tuple) else (found,)
+            digests = [
+                remembered_sha256(p, cache) if isinstance(p, Path) else p.sha256 for p in paths
+            ]
+            content[name] = [digest for digest in digests if digest is not None]
+            if len(content[name]) < len(paths):
+                return None
+        try:
+            return _meta(cache / self._cache_key(content))
+        except OSError:
+            return None
+
+    def _cache_key(self, content: Mapping[str, list[str]]) -> str:
+        settings = {k: v for k, v in asdict(self).items() if k not in (*content, "valid_tokens")}
+        return cache_key("text", {"version": _CACHE_VERSION, **settings, "content": content})
 
     def check(self, log: Callable[[str], None] = lambda message: None) -> None:
         """Read the first documents of every file without tokenising; none of the hub.
@@ -177,15 +230,14 @@ class Config:
         files = self.files()
         require_files(_local(files), self.FORMAT)
         content = _content(files, cache)
-        settings = {k: v for k, v in asdict(self).items() if k not in (*content, "valid_tokens")}
-        key = cache_key("text", {"version": _CACHE_VERSION, **settings, "content": content})
 
         def build(scratch: Path) -> None:
             (_build_remote if self._is_remote else _build)(self, scratch, log)
             require_still(content, _content(files, cache))
 
+        key = self._cache_key(content)
         folder = cached_folder(cache, key, build, log, resumable=True)
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = _meta(folder)
         train_tokens = TokenShards.load(folder, "train")
         corpus = Corpus(
             train=train_tokens,
@@ -200,6 +252,8 @@ class Config:
             f"{len(corpus.train):,} training and {len(corpus.valid):,} held-out tokens, "
             f"{corpus.bytes_per_token:.3f} bytes per token"
         )
+        for remark in _remarks(self, meta):
+            log(remark)
         return corpus
 
 
@@ -311,8 +365,7 @@ def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
         expected_bytes=scan.n_bytes,
     )
     valid = done.splits["valid"]
-    meta = {"valid_tokens": valid.tokens, "valid_bytes": valid.bytes}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    _note(folder, tokens=valid.tokens, n_bytes=valid.bytes, tokenizer_size=tokenizer.size)
 
 
 def _build_remote(config: Config, folder: Path, log: Callable[[str], None]) -> None:
@@ -330,9 +383,53 @@ def _build_remote(config: Config, folder: Path, log: Callable[[str], None]) -> N
         valid_share=config.valid_share,
         tokenizer_bytes=config.tokenizer_bytes,
     )
-    valid = prepare(request, log).splits["valid"]
-    meta = {"valid_tokens": valid["tokens"], "valid_bytes": valid["bytes"]}
+    manifest = prepare(request, log)
+    valid = manifest.splits["valid"]
+    size = manifest.vocab_size
+    _note(folder, tokens=valid["tokens"], n_bytes=valid["bytes"], tokenizer_size=size)
+
+
+def _note(folder: Path, *, tokens: int, n_bytes: int, tokenizer_size: int) -> None:
+    meta = {"valid_tokens": tokens, "valid_bytes": n_bytes, "tokenizer_tokens": tokenizer_size}
     (folder / "meta.json").write_text(json.dumps(meta))
+
+
+def _meta(folder: Path) -> Mapping[str, int]:
+    """Return what `_note` wrote; caches of earlier versions lack the tokenizer's size."""
+    meta: dict[str, int] = json.loads((folder / "meta.json").read_text())
+    return meta
+
+
+def _remarks(config: Config, meta: Mapping[str, int]) -> list[str]:
+    return [
+        *_unused_tokens(config, meta.get("tokenizer_tokens")),
+        *_few_held_out(config, meta["valid_tokens"]),
+    ]
+
+
+def _unused_tokens(config: Config, size: int | None) -> list[str]:
+    """Say if rows of the embedding stand for no token: they count in all sizes and costs."""
+    unused = 0 if size is None else config.vocab_size - size
+    if unused <= _UNUSED_SHARE * config.vocab_size:
+        return []
+    more = " or give more text" if config.tokenizer is None else ""
+    return [
+        f"tokenizer: {size:,} tokens; vocab_size {config.vocab_size:,} leaves {unused:,} unused; "
+        f"lower data.vocab_size{more}"
+    ]
+
+
+def _few_held_out(config: Config, tokens: float, about: str = "") -> list[str]:
+    """Say if so few tokens are held out that their choice decides between models."""
+    if tokens >= FEW_HELD_OUT_TOKENS:
+        return []
+    more = "raise data.valid_share or give data.valid_path"
+    if config.valid_path is not None:
+        more = "give more text in data.valid_path"
+    return [
+        f"held-out text: {about}{tokens:,.0f} tokens are few: models are compared by their loss on "
+        f"them alone; {more} for {FEW_HELD_OUT_TOKENS:,} or more"
+    ]
 
 
 def _tokenizer(

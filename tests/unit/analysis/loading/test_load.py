@@ -187,6 +187,27 @@ def test_results_that_cannot_count_are_excluded(synthetic, tmp_path, change, rea
     assert pd.Series(loaded.excluded["reason"]).str.match(reason).all()
 
 
+@pytest.mark.parametrize(("forward", "counts"), [(1.19e10 / 3 / 8192, True), (2.0, False)])
+def test_a_small_model_with_a_large_vocabulary_counts(synthetic, tmp_path, forward, counts):
+    """Its head, which is no active parameter, takes nearly all FLOPs; a wrong unit does not."""
+    (run,) = synthetic.make_sweep(sizes=(32,), seeds=(0,), architectures=("dense",))
+    accounting = {
+        **run.spec.accounting,
+        "active_params": 850.0,
+        "training_tokens": 8192.0,
+        "training_flops": 1.19e10,
+        "forward_flops_per_token": forward,
+    }
+    run = replace(run, spec=replace(run.spec, accounting=accounting))
+    synthetic.write_runs(tmp_path, [run])
+
+    loaded = analysis.load(tmp_path)
+
+    assert len(loaded.table) == counts
+    if not counts:
+        assert "1.71e+03 per active parameter and token" in loaded.excluded["reason"][0]
+
+
 def test_an_altered_spec_is_excluded_not_fatal(synthetic, tmp_path):
     good, altered = synthetic.make_sweep(sizes=(32, 64), seeds=(0,), architectures=("dense",))
     synthetic.write_runs(tmp_path, [good, altered])

@@ -124,6 +124,41 @@ def test_the_frontier_shows_shares_that_fill_the_panel(noisy_families):
     assert len(image(figure, "png")) > 20_000
 
 
+NO_BAND = "no band: too few runs for an interval"
+
+
+@pytest.mark.parametrize("size", [False, True])
+def test_multipliers_without_draws_say_that_there_is_no_band(curves, exact_families, size):
+    bare = multipliers(exact_families, "memory", amounts=np.geomspace(1e15, 1e18, 12))
+
+    captions = [multipliers_figure(of, size=size).get_supxlabel() for of in ([bare], curves)]
+
+    assert captions[0].startswith(NO_BAND)
+    assert "resampled" not in captions[0]
+    assert captions[1].startswith("band: 95% of resampled runs")
+    assert multipliers_figure([bare, *curves]).get_supxlabel().startswith("band: ")
+
+
+def test_a_frontier_without_draws_has_no_band_and_no_empty_panel(exact_families):
+    found = frontier(exact_families, budgets=np.geomspace(1e15, 1e18, 8))
+    one_length = replace(
+        found,
+        allocations={
+            name: replace(best, tokens=np.full(8, np.nan))
+            for name, best in found.allocations.items()
+        },
+    )
+
+    figures = [frontier_figure(f) for f in (found, one_length)]
+
+    titles = [[a.get_title(loc="left") for a in figure.axes] for figure in figures]
+    assert titles == [
+        ["Best loss", "Best size", "Best training length"],
+        ["Best loss", "Best size"],
+    ]
+    assert [f.get_supxlabel() for f in figures] == [NO_BAND] * 2
+
+
 def test_the_design_figure_numbers_what_is_chosen(noisy_families):
     candidates = [
         Candidate(
@@ -142,3 +177,23 @@ def test_the_design_figure_numbers_what_is_chosen(noisy_families):
     numbers = [t.get_text() for t in figure.axes[1].texts]
     assert sorted(numbers) == ["1", "2"]
     assert len(image(figure, "png")) > 20_000
+
+
+def test_the_line_of_what_is_chosen_stays_in_the_picture(noisy_families):
+    """It goes on to the hours of all chosen runs together, beyond each alone."""
+    candidates = [
+        Candidate(
+            name=f"{N:g}",
+            architecture="memory",
+            inputs={"params": N, "tokens": 2 * N},
+            gpu_hours=1.0,
+        )
+        for N in (1e8, 2e8, 3e8, 4e8)
+    ]
+    target = LossAt(architecture="memory", inputs={"params": 1e9, "tokens": 2e10})
+    found = next_runs(noisy_families, candidates, target, n_runs=4, worth=0.0)
+
+    price = design_figure(found).axes[1]
+
+    assert len(found.chosen) > 1
+    assert price.get_xlim()[1] > found.gpu_hours

@@ -151,6 +151,23 @@ def test_one_architecture_has_no_multiplier_but_a_frontier(two_architectures):
     assert found.frontier.figures
 
 
+def test_numbers_without_a_band_are_said_to_have_none(two_architectures, monkeypatch, sections):
+    """As of sweeps with too few runs to resample."""
+    monkeypatch.setattr(comparison, "FEWEST_DRAWS", 0)
+    monkeypatch.setattr(comparison, "DRAWS", 0)
+
+    found = compared(two_architectures(noise=0.003))
+
+    for section in (found.multipliers, found.frontier):
+        words = " ".join(section.table.notes)
+        assert "no band: too few runs for an interval, so nothing is claimed" in words
+        assert "[…]" not in words
+    assert "lowest in so many draws" not in found.frontier.table.columns
+    assert all(len(row) == len(found.frontier.table.columns) for row in found.frontier.table.rows)
+    for section in (sections[0].multipliers, sections[0].frontier):
+        assert "[…] is the 95% band of resampled runs" in " ".join(section.table.notes)
+
+
 def test_a_measure_that_the_table_lacks_is_named(two_architectures):
     found = compared(
         two_architectures(noise=0.002).drop(columns=["train_seconds", "bytes_read_per_token"])
@@ -239,7 +256,7 @@ def test_the_next_runs_are_what_is_left_and_further_seeds(unfinished):
     assert list(found.next_runs.figures) == ["next_runs"]
     assert any(name.startswith("memory_plus 192w") and "seed" not in name for name in names)
     assert any(name.endswith(", seed 2") for name in names)
-    assert " ±" in table.notes[0]
+    assert " [" in table.notes[0]
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -17,9 +17,11 @@ import analysis
 import analysis.report
 from analysis.fitting.bootstrap import MeanEstimate
 from analysis.fitting.fit_law import fit_law
+from analysis.fitting.objective import SQUARED_ERROR, Objective
 from analysis.fitting.synthetic import make_runs
 from analysis.formatting import Table, count, number
 from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.power import POWER, PowerLaw
 from analysis.loading.load import Runs
 from analysis.plotting.canvas import image, save
 from analysis.plotting.sweep_figure import sweep_figure
@@ -203,6 +205,44 @@ def test_what_a_configuration_is_made_of_and_costs_stands_side_by_side(synthetic
     assert row["block FLOPs, paper"] == "1.93e+10"
     assert row["train s"] == "12"
     assert trials(runs).to_frame()["memory params"].tolist() == ["165 k"]
+
+
+def test_brackets_are_explained_where_there_are_some(synthetic, tmp_path):
+    several = synthetic.make_sweep(sizes=(32, 64), seeds=(0, 1), architectures=("dense",))
+    # One size with a seed, one with two.
+    kept = {"one": several[::2], "both": several[:3], "two": several}
+
+    notes = {}
+    for name, trials_of in kept.items():
+        runs = analysis.load(synthetic.write_runs(tmp_path / name, trials_of))
+        notes[name] = configurations(analysis.fit_sweep(runs, n_draws=5, specs=())).notes
+
+    assert "one seed: no interval" in notes["one"]
+    assert "[…] is 95% Student's t over seeds; one seed: no interval" in notes["both"]
+    assert "[…] is 95% Student's t over seeds" in notes["two"]
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_page_says_why_two_fits_of_one_form_differ(two_architectures, tmp_path):
+    """By their objectives alone: of the same runs, with one objective, they are equal."""
+    table = two_architectures(noise=0.02)
+    table = table[table["tokens"] == 20 * table["params"]].drop(columns=["tokens", "memory_params"])
+    runs = analysis.load(table)
+
+    page = analysis.write_report(runs, analysis.fit_sweep(runs, n_draws=5), tmp_path).read_text()
+
+    sentence = (
+        "fitted to relative errors by a Huber loss that is nearly a median, the fitted curves"
+    )
+    assert page.count(sentence) == 1
+    dense = table[table["architecture"] == "dense"]
+    columns = {"x": dense["total_params"], "loss": dense["loss"]}
+    curve, law = (fit_law(one, columns, n_draws=0) for one in (PowerLaw(), POWER))
+    same = fit_law(POWER, columns, n_draws=0, objective=curve.objective_of)
+    assert curve.objective_of == SQUARED_ERROR
+    assert law.objective_of == Objective()
+    assert law.parameters["alpha"] != pytest.approx(curve.parameters["alpha"], rel=1e-3)
+    assert same.parameters["alpha"] == pytest.approx(curve.parameters["alpha"], rel=1e-3)
 
 
 def test_numbers_that_nobody_recorded_have_no_column(runs, fits):

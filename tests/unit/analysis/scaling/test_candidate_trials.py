@@ -1,4 +1,5 @@
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
@@ -16,8 +17,7 @@ from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
 from orchestrator.sweep.parsing.discovery import Source, joined
 
-SWEEP = """
-# Question: what does a table buy?
+SWEEP = """# Question: what does a table buy?
 name: tables
 data: {source: biographies, style: compact, n_people: 60, n_first_names: 10, n_middle_names: 10, n_last_names: 10, n_years: 5, n_cities: 5, n_universities: 5, n_majors: 5, n_employers: 5}
 train: {tokens: 64_000, batch_tokens: 1_024, seq_len: 64, lr: 1.0e-2}
@@ -74,7 +74,8 @@ def test_what_is_written_is_a_sweep_of_new_trials_under_their_own_names(trained,
     assert not names & {t.trial_id for t in load_sweep(trained / "tables.yaml").trials}
     assert 2 <= len(names) <= 6
     assert not chosen.warnings
-    assert chosen.question == "loss of memory_plus at params=1e+06, tokens=4e+06, more narrowly"
+    assert chosen.question == "what does a table buy?"
+    assert "# Narrows:  loss of memory_plus at params=1e+06, tokens=4e+06\n" in file.read_text()
 
 
 def test_plan_takes_the_file_and_says_that_all_of_it_is_new(trained, written, monkeypatch):
@@ -88,7 +89,8 @@ def test_it_says_what_the_runs_bring(written):
     output, _ = written
 
     assert "Next runs" in output
-    assert "would bring it to within ±" in output
+    assert "would bring it to [" in output
+    assert "±" not in output
     assert "memscale submit next.yaml" in output
     assert "configurations: done already" in output
 
@@ -116,13 +118,130 @@ def test_further_seeds_of_what_has_run_are_written_and_taken(trained, monkeypatc
 
     assert done.exit_code == 0, done.output
     assert {t.seed for t in chosen.trials} <= {2, 3}
-    assert chosen.question == "loss of memory_plus at params=2000, tokens=300000, more narrowly"
+    assert chosen.question == "what does a table buy?"
     there = [(t.model, t.train, t.data) for t in before.trials]
     assert all((t.model, t.train, t.data) in there for t in chosen.trials)
     assert not {t.trial_id for t in chosen.trials} & {t.trial_id for t in before.trials}
     assert chosen.name == "tables"
     plan = memscale(trained, monkeypatch, "plan", "seeds.yaml", "--json")
     assert plan.output.count('"status": "new"') == len(chosen.trials) > 0
+
+
+def test_next_chooses_among_all_that_was_submitted(trained, written, monkeypatch, tmp_path):
+    """The last submitted file holds one configuration, the sweep 24."""
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    one = SWEEP.split("trials:")[0] + "seeds: [0, 1]\n"
+    (tmp_path / "runs" / "tables" / "sweep.yaml").write_text(one)
+
+    done = memscale(tmp_path, monkeypatch, "next", "tables", "--target", "memory_plus: params=2e3, tokens=3e5", "--out", "again.yaml")  # fmt: skip
+
+    assert done.exit_code == 0, done.output
+    assert "memory_plus" in (tmp_path / "again.yaml").read_text()
+
+
+def test_what_next_writes_leaves_the_report_its_question(trained, written, monkeypatch, tmp_path):
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    shutil.copy(written[1], tmp_path / "runs" / "tables" / "sweep.yaml")
+
+    assert analysis.load(tmp_path / "runs", sweep="tables").question == "what does a table buy?"
+    done = memscale(tmp_path, monkeypatch, "next", "tables", "--target", "memory_plus: params=2e3, tokens=3e5", "--out", "again.yaml")  # fmt: skip
+
+    assert done.exit_code == 0, done.output
+    assert load_sweep(tmp_path / "again.yaml").question == "what does a table buy?"
+
+
+def test_without_a_question_the_file_has_none(trained):
+    families, candidates = _candidates(trained, trained / "further.yaml")
+    found = next_runs(families, candidates, TARGET, n_runs=1, worth=-1.0)
+
+    (text,) = sweep_texts(found, name="tables", file="one.yaml").values()
+
+    assert text.startswith("# Narrows:  loss of memory_plus")
+
+
+def test_a_target_hardly_known_has_no_number_in_the_file(trained):
+    families, candidates = _candidates(trained, trained / "further.yaml")
+    found = next_runs(families, candidates, TARGET, n_runs=1, worth=-1.0)
+
+    (text,) = sweep_texts(dataclasses.replace(found, sd=1e3), name="tables", file="one.yaml").values()  # fmt: skip
+
+    assert "of its width now (not known yet)" in text
+
+
+def _planned(trained, file):
+    table = analysis.load(trained / "runs", sweep="tables").table
+    plan = make_plan(load_sweep(file), SweepDir(trained / "runs" / "tables").snapshot(), []).trials
+    return fit_sweep_laws(table, n_draws=0, hold_out=False), plan
+
+
+def _candidates(trained, file, change=lambda trial: trial, **columns):
+    families, plan = _planned(trained, file)
+    table = analysis.load(trained / "runs", sweep="tables").table.assign(**columns)
+    return families, candidates_of([change(t) for t in plan], families, table)[0]
+
+
+def _asking(**resources):
+    def change(trial):
+        asked = dataclasses.replace(trial.spec.resources, **resources)
+        return dataclasses.replace(trial, spec=dataclasses.replace(trial.spec, resources=asked))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("resources", "columns", "unit", "devices"),
+    [
+        ({}, {}, "core-hours", 1),
+        ({"gpus": 0, "cpus": 3, "ranks": 2}, {"device/gpus": 1.0}, "core-hours", 6),
+        ({"gpus": 2, "cpus": 3}, {}, "GPU-hours", 2),
+        ({"gpus": 0.5}, {}, "GPU-hours", 0.5),
+        ({"ranks": 2}, {"device/gpus": 1.0}, "GPU-hours", 2),
+    ],
+)
+def test_hours_are_of_gpus_or_of_cores(trained, resources, columns, unit, devices):
+    """`auto` is a GPU for each rank where the runs had some."""
+    _, candidates = _candidates(trained, trained / "further.yaml", _asking(**resources), **columns)
+
+    one = candidates[0]
+    hours = sum(t.runtime.seconds * t.remaining for t in one.trials) / 3600
+    assert {c.unit for c in candidates} == {unit}
+    assert one.gpu_hours == pytest.approx(devices * hours)
+
+
+def test_candidates_are_named_without_digits_of_an_id(trained):
+    _, candidates = _candidates(trained, trained / "further.yaml")
+
+    names = [c.name for c in candidates]
+    assert "dense d24 64.5 k tokens" in names
+    assert len(set(names)) == len(names)
+
+
+def test_candidates_of_one_name_are_told_apart_by_what_differs(trained):
+    text = FURTHER.replace("train.tokens: [64", "train.lr: [0.02, 0.03], train.tokens: [64")
+    (trained / "rates.yaml").write_text(text)
+
+    _, candidates = _candidates(trained, trained / "rates.yaml")
+
+    names = [c.name for c in candidates]
+    assert "dense d24 64.5 k tokens (lr=2e-2)" in names
+    assert "dense d24 64.5 k tokens (lr=3e-2)" in names
+    assert len(set(names)) == len(names)
+
+
+def test_where_much_differs_the_beginning_of_the_id_tells_candidates_apart(trained):
+    families, plan = _planned(trained, trained / "further.yaml")
+    first = next(t for t in plan if t.spec.preset == "d24")
+    spec, offered = first.spec, [first]
+    for changed in ("lr", "beta1", "beta2", "weight_decay"):
+        own = dataclasses.replace(spec, train={**spec.train, changed: 0.5})
+        offered.append(dataclasses.replace(first, spec=own))
+    table = analysis.load(trained / "runs", sweep="tables").table
+
+    candidates, _ = candidates_of(offered, families, table)
+
+    starts = [t.spec.trial_id[: len("dense-") + 6] for t in offered]
+    assert len(set(starts)) == 5
+    assert [c.name for c in candidates] == [f"dense d24 64.5 k tokens ({s})" for s in starts]
 
 
 def test_runs_with_other_seeds_go_into_one_file_each_with_its_own(trained):

@@ -106,6 +106,27 @@ def test_unequal_flops_are_not_compared():
     assert "differs by" in fits.unpaired[0]
 
 
+@pytest.mark.parametrize(
+    ("counterpart", "advice"),
+    [
+        (None, "use match: {training_flops: …}"),
+        ("dense", "its match is not trained yet, or excluded"),
+        ("pythia", "its match is pythia"),
+    ],
+)
+def test_the_advice_fits_what_the_sweep_file_matched(counterpart, advice):
+    table = two_families(flops_off=1.3).table.drop(columns="configuration")
+    mine = table["architecture"] == "memory_plus"
+    table["match.training_flops"] = pd.Series(counterpart, index=table.index, dtype=object).where(
+        mine, None
+    )
+
+    unpaired = fit_sweep(load(table), n_draws=0).unpaired
+
+    assert len(unpaired) == 6
+    assert all(note.endswith(f"in training FLOPs; {advice}") for note in unpaired)
+
+
 def test_a_partner_within_two_per_cent_counts():
     fits = fit_sweep(two_families(flops_off=1.015), n_draws=0)
 

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+import re
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,6 +13,8 @@ from analysis.fitting.objective import SQUARES
 from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.registry import law_named
+from analysis.plotting.design_figure import design_figure
+from analysis.report.next_runs_table import next_runs_table
 from analysis.scaling.architecture_laws import fit_families
 from analysis.scaling.design_candidate import Candidate
 from analysis.scaling.design_targets import LossAt, MultiplierAt, parse_target
@@ -110,7 +113,7 @@ def test_another_run_at_the_same_place_brings_less(noisy_families):
     first, second = found.chosen
     assert first.width > second.width
     assert second.per_gpu_hour < first.per_gpu_hour
-    assert "2 runs of 2 GPU-hours would bring it to within ±" in found.sentence
+    assert "2 runs of 2 GPU-hours would bring it to [" in found.sentence
 
 
 def test_order_of_running_does_not_change_what_all_bring(noisy_families):
@@ -410,10 +413,13 @@ def test_a_further_law_that_misfits_does_not_count(dense_by):
 def test_it_says_in_words_what_the_runs_bring(noisy_families):
     found = next_runs(noisy_families, [candidate(3e8, 6e8)], FAR_OUT)
 
-    half = found.value * (math.exp(1.96 * found.sd * found.chosen[0].width) - 1)
-    said = found.sentence.split("would bring it to within ±")[1].split()[0]
-    assert float(said) == pytest.approx(half, rel=0.06)
+    for said, width in (("is ", 1.0), ("would bring it to ", found.chosen[0].width)):
+        factor = math.exp(1.96 * found.sd * width)
+        low, high = re.search(re.escape(said) + r"[\d. ]*\[(.*?), (.*?)\]", found.sentence).groups()
+        assert float(low) == pytest.approx(found.value / factor, abs=0.0006)
+        assert float(high) == pytest.approx(found.value * factor, abs=0.0006)
     assert "1 run of 1 GPU-hours" in found.sentence
+    assert "±" not in found.sentence
 
 
 def test_of_a_target_that_runs_do_not_determine_no_number_is_said(noisy_families):
@@ -424,7 +430,59 @@ def test_of_a_target_that_runs_do_not_determine_no_number_is_said(noisy_families
 
     assert found.is_known
     assert not vague.is_known
-    assert "is not known to within a factor of 1,000" in vague.sentence
+    assert "is not known to within a factor of 2:" in vague.sentence
+    assert vague.sentence.endswith("add sizes further apart")
+
+
+@pytest.mark.parametrize(("factor", "known"), [(1.9, True), (2.1, False), (66.0, False)])
+def test_a_loss_known_to_a_factor_of_two_at_best_is_not_known(noisy_families, factor, known):
+    found = by_law(noisy_families, [candidate(3e8, 6e8)], FAR_OUT, worth=0.0)
+
+    wide = dataclasses.replace(found, sd=math.log(factor) / 1.96)
+
+    assert wide.is_known == known
+    assert ("[" in wide.sentence) == known
+
+
+def test_a_multiplier_may_be_off_by_more(noisy_families):
+    target = MultiplierAt(candidate="memory", reference="dense", amount=1e19)
+    found = by_law(noisy_families, [candidate(1e9, 1e10)], target)
+
+    wide = dataclasses.replace(found, sd=math.log(66) / 1.96)
+
+    assert wide.is_known
+    assert f"{wide.value * 66:.0f}" in wide.sentence.replace(",", "").split("]")[0]
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("total_params", "loss of memory at 491 k total parameters is"),
+        ("training_flops", "loss of memory at 4.91e+05 training FLOPs is"),
+        ("own_column", "loss of memory at x=491280 is"),
+    ],
+)
+def test_a_size_is_named_by_what_it_is(noisy_families, column, words):
+    found = by_law(noisy_families, [candidate(3e8, 6e8)], FAR_OUT, worth=0.0)
+    laws = dataclasses.replace(noisy_families, columns={"x": column})
+
+    of_x = dataclasses.replace(
+        found, laws=laws, target=LossAt(architecture="memory", inputs={"x": 491_280})
+    )
+
+    assert of_x.sentence.startswith(words)
+
+
+def test_hours_are_of_cores_where_candidates_say_so(noisy_families):
+    offered = [candidate(3e8 * i, 6e8 * i, unit="core-hours") for i in (1, 2, 3)]
+
+    found = next_runs(noisy_families, offered, FAR_OUT, n_runs=1)
+    table = next_runs_table(found, rows=1)
+
+    assert "1 run of 1 core-hours" in found.sentence
+    assert {"core-hours", "removed per core-hour"} <= set(table.columns)
+    assert "2 more candidates bring less per core-hour" in table.notes
+    assert design_figure(found).axes[1].get_xlabel() == "Core-hours"
 
 
 def test_a_law_that_misfits_is_said():

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from orchestrator import cli
 from orchestrator.cli import init
-from orchestrator.planning import design_checks
+from orchestrator.cli.app import make_plan
+from orchestrator.planning import design_checks, exposures
 from orchestrator.planning.pricing import account
 from orchestrator.records.errors import ConfigError
 from orchestrator.sweep import registry
@@ -71,9 +72,14 @@ def test_five_questions_are_asked_and_flags_are_not(monkeypatch: pytest.MonkeyPa
         (("--seeds", "0"), "must be at least 1"),
         (("--name", "a/b"), "use letters, digits"),
         (("--data", "no-such.txt"), "no such file: no-such.txt"),
+        (("--data", "questions.jsonl"), "questions.jsonl:1: has no field 'text'"),
+        (("--data", "one.txt"), "one.txt: holds 1 document, which leaves none to train on"),
     ],
 )
 def test_mistakes_write_no_file(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    Path("questions.jsonl").write_text('{"question": "Who?", "answer": "Ada"}\n')
+    Path("one.txt").write_text("One line.\n")
+
     code, said = memscale_init(*words)
 
     assert code != 0
@@ -83,12 +89,14 @@ def test_mistakes_write_no_file(words: tuple[str, ...], told: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["it's mine.txt", "facts.tsv"])
 def test_data_of_ones_own(name: str) -> None:
-    Path(name).write_text("Ada\tborn in\tLondon\nBob\tborn in\tParis\n" * 100)
+    rows = [f"Land {i}\tcapital\tTown {i % 7}\n" for i in range(9_000)]
+    Path(name).write_text("subject\trelation\tobject\n" + "".join(rows))
 
     code, said = memscale_init("--data", name, "--architectures", "dense")
 
     assert code == 0, said
     source = "triples" if name.endswith("tsv") else "text"
+    assert ("Remark: held-out text: about 700 tokens are few" in said) == (source == "text")
     assert load_sweep(Path("my_sweep.yaml")).trials[0].data["source"] == source
 
 
@@ -96,6 +104,18 @@ def test_what_it_writes_can_be_fitted() -> None:
     Path("x.yaml").write_text(sweep_text(Answers(name="x", architectures=["dense"]), file="x.yaml"))
     specs = [replace(t, accounting=account(t)) for t in load_sweep(Path("x.yaml")).trials]
     assert design_checks.notes(specs) == ()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_its_invented_people_are_read_about_a_hundred_times(scale: Scale) -> None:
+    answers = Answers(name="x", architectures=["dense"], scale=scale, n_seeds=1)
+    Path("x.yaml").write_text(sweep_text(answers, file="x.yaml"))
+
+    plan = make_plan([Path("x.yaml")], Path("runs"))
+
+    assert [note for note in plan.notes if "facts:" in note or "text:" in note] == []
+    (times,) = {exposures.exposures(plan.facts[t.spec.trial_id], t.spec) for t in plan.trials}
+    assert 90 < times < 115
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from analysis.loading.from_folder import read_folder
 from orchestrator import cli
-from orchestrator.cli.render.evaluation import evaluation_tables
+from orchestrator.cli.render.evaluation import COUNTED, evaluation_tables
 from orchestrator.evaluation import evaluate_trials, trained_trial
 from orchestrator.records.errors import UsageError
 from orchestrator.records.json_files import read_json, write_json
@@ -375,6 +375,47 @@ def test_the_table_says_what_is_at_chance(trial):
     assert lines[2].strip() == (
         "first_task dense 10 0.250 ± 0.100 at chance (0.500), 3 prompts cut to the model's sequence"
     )
+
+
+def shown(suite, record, model="dense"):
+    """The lines of a table of one record."""
+    found = {model: [evaluate_trials.Evaluation(suite=suite, record={**NOTHING, **record})]}
+    out = io.StringIO()
+    Console(width=200, file=out).print(evaluation_tables(found))
+    return [re.sub(r" +", " ", line).strip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("suite", "metric", "heading"),
+    [
+        ("questions qa", "nll", "task model rows NLL (nats)"),
+        ("decode latency", "ms_per_token_batch1", "task model runs ms/token, batch 1"),
+        ("decode latency", "ms_per_token_batch64", "task model runs ms/token, batch 64"),
+        ("table reads", "rows_read", "task model tokens rows read (share)"),
+    ],
+)
+def test_headings_say_what_is_counted_and_in_what_unit(suite, metric, heading):
+    about = {"n": 3904, "chance": None, "at_chance": False, "n_truncated": 0}
+    record = {"metrics": {f"eval/t/{metric}": 17.138}, "tasks": {"t": about}}
+    with_error = {**record, "metrics": {**record["metrics"], f"eval/t/{metric}_stderr": 5.966}}
+
+    plain, lines = shown(suite, record), shown(suite, with_error)
+
+    assert lines[1:3] == [heading, "t dense 3,904 17.138 ± 5.966"]
+    assert lines[-1] == "±: standard error"
+    assert "±" not in " ".join(plain)
+
+
+def test_the_suites_with_counts_of_their_own_are_named_as_they_name_themselves():
+    pytest.importorskip("torch")
+    names = {evaluate_trials.decode_latency().name, evaluate_trials.table_reads().name}
+
+    assert set(COUNTED) == names
+
+
+def test_a_model_without_a_memory_table_has_a_sentence_and_no_table():
+    assert shown("table reads", {}) == ["table reads: dense has no memory table", ""]
+    assert shown("last_word", {}) == ["last_word: no task was measured", ""]
 
 
 def memscale(*words):

@@ -92,9 +92,35 @@ def test_text_is_tokenised_once_before_any_trial(tmp_path):
     first, again = [], []
     prepare_data(plan, tmp_path / "cache", first.append)
     prepare_data(plan, tmp_path / "cache", again.append)
-    assert [said.split()[0] for said in first] == ["50", "training", first[-1].split()[0]]
-    assert again == first[-1:]
+    assert [said.split()[0] for said in first] == [
+        "50",
+        "training",
+        again[0].split()[0],
+        "held-out",
+    ]
+    assert again == first[-2:]
     assert len(list((tmp_path / "cache").glob("text-*/train-00000.bin"))) == 1
+
+
+def test_held_out_text_is_few_by_its_bytes_and_then_exactly(tmp_path):
+    rows = [json.dumps({"text": f"Document {i} says {i * i}."}) + "\n" for i in range(50)]
+    (tmp_path / "corpus.jsonl").write_text("".join(rows))
+    data = "source: text, path: corpus.jsonl, valid_share: 0.2, vocab_size: 4096"
+    plan = planned(tmp_path, text=data)
+
+    before, said = check_data(plan).notes, []
+    prepare_data(plan, tmp_path / "cache", said.append)  # beside the sweep
+    after = check_data(plan).notes
+
+    few = "held-out text: {} tokens are few: models are compared by their loss on them alone; "
+    assert before[-1].startswith(few.format("about 97"))
+    assert "raise data.valid_share or give data.valid_path for 50,000 or more" in before[-1]
+    assert list(after[-2:]) == said[-2:]
+    assert after[-2].startswith("tokenizer: ")
+    assert "; vocab_size 4,096 leaves 3," in after[-2]
+    assert after[-1].startswith(few.format(said[-3].split(" and ")[1].split()[0]))
+    (tmp_path / "corpus.jsonl").write_text("".join(rows * 2))
+    assert check_data(plan).notes[-1].startswith(few.format("about 190")), "other text now"
 
 
 def test_generated_data_need_nothing(tmp_path):

@@ -1,5 +1,8 @@
 import itertools
 import math
+import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -192,7 +195,28 @@ def test_the_rate_is_that_of_a_core_whatever_else_runs(monkeypatch):
     monkeypatch.setattr(time, "process_time", lambda: 0.5 * next(core))
     monkeypatch.setattr(time, "perf_counter", lambda: 2.0 * next(product))
 
-    assert matmul_flops_per_second(size=10, repeats=3) == 2.0 * 10**3 / 0.5
+    assert matmul_flops_per_second(size=10, products=7, repeats=3) == 7 * 2.0 * 10**3 / 0.5
+
+
+IN_ONE_THREAD = """
+import time
+from orchestrator.planning.runtime_prior import matmul_flops_per_second
+matmul_flops_per_second()
+in_all, here = time.process_time(), time.thread_time()
+matmul_flops_per_second(repeats=20)
+print(time.process_time() - in_all, time.thread_time() - here)
+"""
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has one thread")
+def test_the_rate_is_measured_in_one_thread():
+    """Threads of BLAS that wait for each other in loops took 13 times the core seconds."""
+    free = {name: value for name, value in os.environ.items() if "NUM_THREADS" not in name}
+
+    said = subprocess.check_output([sys.executable, "-c", IN_ONE_THREAD], env=free, text=True)
+
+    in_all, here = map(float, said.split())
+    assert in_all < 1.3 * here + 0.005
 
 
 def test_finished_trials_of_all_sweeps_are_measurements_and_broken_folders_are_not(tmp_path):

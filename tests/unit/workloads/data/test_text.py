@@ -1,3 +1,4 @@
+import gzip
 import json
 from pathlib import Path
 
@@ -299,6 +300,52 @@ def test_an_empty_valid_path_is_refused(corpus_file, tmp_path, cache):
 def test_impossible_settings_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         Config(path="corpus.txt", **fields)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_embedding_rows_without_a_token_are_told(corpus_file, cache, tmp_path, loaded):
+    fields = {}
+    if loaded:
+        tokenizers.train(map(document, range(300)), vocab_size=2_000).save(tmp_path / "t.json")
+        fields["tokenizer"] = str(tmp_path / "t.json")
+    config = Config(path=corpus_file, vocab_size=60_000, **fields)
+    said: list[str] = []
+    config.prepare(cache, said.append)
+    again: list[str] = []
+    config.prepare(cache, again.append)
+
+    size = tokenizer_of(cache).size
+    (told,) = [line for line in said if line.startswith("tokenizer: ")]
+    assert told.startswith(
+        f"tokenizer: {size:,} tokens; vocab_size 60,000 leaves {60_000 - size:,} unused; "
+        "lower data.vocab_size"
+    )
+    assert told.endswith("or give more text") == (not loaded)
+    assert told in again
+    assert told in config.remarks(cache)
+    fitting = Config(path=corpus_file, vocab_size=size + size // 100, **fields)
+    fitting.prepare(cache)
+    assert not [line for line in fitting.remarks(cache) if line.startswith("tokenizer: ")]
+
+
+def test_few_held_out_tokens_are_told(corpus_file, cache, tmp_path, monkeypatch):
+    share = Config(path=corpus_file, vocab_size=300)
+    given = Config(path=corpus_file, valid_path=corpus_file, vocab_size=300)
+    few = "held-out text: {} tokens are few: models are compared by their loss on them alone; "
+    for config, fix in (
+        (share, "raise data.valid_share or give data.valid_path"),
+        (given, "give more text in data.valid_path"),
+    ):
+        (estimate,) = config.remarks(cache)
+        corpus = config.prepare(cache)
+        (exact,) = config.remarks(cache)
+        assert estimate.startswith("held-out text: about ")
+        assert exact == f"{few.format(f'{len(corpus.valid):,}')}{fix} for 50,000 or more"
+    monkeypatch.setattr(text, "FEW_HELD_OUT_TOKENS", len(corpus.valid))
+    assert given.remarks(cache) == []
+    packed = tmp_path / "packed.jsonl.gz"
+    packed.write_bytes(gzip.compress(Path(corpus_file).read_bytes()))
+    assert Config(path=str(packed), vocab_size=300).remarks(cache) == []
 
 
 def test_a_tokenizer_is_trained_on_training_text_alone(tmp_path, cache):
