@@ -109,7 +109,7 @@ def test_decoding_with_a_cache_equals_the_full_pass(name):
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_training_pass_does_not_make_the_host_wait(name, never_waiting):
-    # bf16, and widths that are multiples of 8: what the grouped product of experts asks for.
+    # In fp32 experts run in a loop, which reads their loads on the host.
     model = _model(_config(name, "1m"), "cuda")
     tokens = _tokens(0).cuda()
 

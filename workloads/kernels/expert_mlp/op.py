@@ -34,7 +34,7 @@ def expert_mlp(
     Row r is a pair of a token and an expert e; the rows of an expert lie together. Products
     accumulate in fp32 and a token's sum runs in the order of its rows, so all is deterministic.
     Keeps both products with x for the backward pass, 2 d_expert numbers a row, and nothing else.
-    Experts of any width are as fast as those of the next multiple of 16 (`padded`).
+    Experts of any width run as those of the next multiple of 16 (`padded`).
 
     Args:
         x: One vector per token.
