@@ -10,15 +10,13 @@ from typing import Any
 
 from orchestrator.records.trial_spec import TrialSpec, canonical_json
 from orchestrator.records.varied_settings import SIZES
+from orchestrator.sweep.registry import FAST_VALUES
 
 COEFFICIENTS = 3
 """Of a power law with a floor, the least that a curve against size has."""
 ENOUGH_SIZES = 5
 """One to check the form of the curve, and the largest to be held out and predicted."""
 TUNED = "train.lr"
-FAST_VALUES = ("engram", "memory", "memory_plus", "ultramem_v2")
-"""Architectures whose papers train memory values at 3.3 to 10 times the rate of the rest
-(`workloads/training/recipes.py`)."""
 MOST_NAMED = 3
 EQUAL = 0.05
 """Relative difference of equal budgets: tokens are rounded up to whole steps."""

@@ -100,8 +100,11 @@ def test_data_of_ones_own(name: str) -> None:
     assert load_sweep(Path("my_sweep.yaml")).trials[0].data["source"] == source
 
 
-def test_what_it_writes_can_be_fitted() -> None:
-    Path("x.yaml").write_text(sweep_text(Answers(name="x", architectures=["dense"]), file="x.yaml"))
+@pytest.mark.parametrize("architectures", [["dense"], ["dense", "engram"], ["memory_plus", "peer"]])
+def test_what_it_writes_can_be_fitted(architectures: list[str]) -> None:
+    Path("x.yaml").write_text(
+        sweep_text(Answers(name="x", architectures=architectures), file="x.yaml")
+    )
     specs = [replace(t, accounting=account(t)) for t in load_sweep(Path("x.yaml")).trials]
     assert design_checks.notes(specs) == ()
 
