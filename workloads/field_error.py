@@ -83,6 +83,8 @@ def check_fields(config: Any, *, name_nearest: bool = False) -> None:
             one_of = "one of " if len(words) > 1 else ""
             rule = f"must be {one_of}{', '.join(words)}{or_null}"
             raise FieldError(name, rule, repr(value))
+        if interval is not None and not isinstance(value, int | float):
+            raise FieldError(name, f"must be a number{or_null}", repr(value))
         if interval is not None and not _inside(value, interval):
             low, high = interval.ge, interval.le
             nearest = low if high is None or (low is not None and value < low) else high

@@ -89,3 +89,17 @@ def test_every_outcome_has_its_row_and_the_numbers_are_those_of_the_code():
     ):
         assert said in page, said
     assert (retry_policy.STUCK_ATTEMPTS, node_exclusion.MIN_CONFIGURATIONS) == (5, 3)
+
+
+def test_the_code_on_the_page_for_architectures_is_that_of_its_example():
+    page = (DOCS / "docs/add-an-architecture.md").read_text(encoding="utf-8")
+    example = (DOCS / "workloads/architectures/latent_attention.py").read_text(encoding="utf-8")
+    shown = [
+        line.strip()
+        for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+        for line in block.splitlines()
+        if "=" in line and "(" in line
+    ]
+
+    assert len(shown) == 5
+    assert [line for line in shown if line not in example] == []

@@ -6,6 +6,7 @@ is checked once.
 
 import contextlib
 import dataclasses
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -23,6 +24,9 @@ from orchestrator.sweep.parsing.yaml_node import YamlNode
 from workloads.field_error import message_and_fix
 
 Result = TypeVar("Result")
+
+TORCH_EXTRA = frozenset({"torch", "einops", "jaxtyping", "tokenizers", "safetensors", "triton"})
+"""Packages that `pip install 'memscale[torch]'` brings."""
 
 UNSOLVED_TOKENS = 2**62
 """Stands for train.tokens while they are still to be worked out: large enough for every check."""
@@ -310,8 +314,12 @@ class Sections:
     def _nearest_size(
         self, draft: DraftTrial, counterpart: YamlNode | None
     ) -> Callable[[int], Any]:
-        _, module, values = self._model_values(draft, counterpart)
+        name, module, values = self._model_values(draft, counterpart)
         preset = values.pop("preset", None)
+        if not hasattr(module.Config, "nearest_size"):
+            fix = "write model.preset instead, or give its Config that method"
+            message = f"{name.content} has no nearest_size, which chooses a size"
+            raise InvalidError(name.diagnostic(message, fix))
         if preset is not None and counterpart is None:
             chooser = draft.origin.split(" ")[0]
             self._warn(preset, f"is not used by {chooser}, which chooses the sizes itself")
@@ -392,7 +400,7 @@ class Sections:
 
         Raises:
             InvalidError: If there is no such name; says which names there are.
-            ExperimentError: If a package that the module imports is not installed.
+            ExperimentError: If the module cannot be imported or lacks a name that it must have.
         """
         workloads = self._workloads
         names = workloads.architectures() if section == "model" else workloads.data_sources()
@@ -405,13 +413,18 @@ class Sections:
             message = f"no {_KINDS[section]} is called {name.shown}"
             raise InvalidError(name.diagnostic(message, fix))
         load = workloads.architecture if section == "model" else workloads.data_source
+        needed = ("Config", "PRESETS") if section == "model" else ("Config",)
         try:
-            return name, load(name.content)
-        except ModuleNotFoundError as error:
+            module = load(name.content)
+        except Exception as error:
+            message = f"{_KINDS[section]} {name.content}: {_import_error(name.content, error)}"
+            raise ExperimentError(message) from error
+        if missing := [each for each in needed if not hasattr(module, each)]:
             raise ExperimentError(
-                f"{_KINDS[section]} {name.content}: the Python package {error.name!r} is not "
-                "installed; pip install 'memscale[torch]'"
-            ) from error
+                f"{_KINDS[section]} {name.content}: its file has no {' and no '.join(missing)}; "
+                "docs/add-an-architecture.md says what they hold"
+            )
+        return name, module
 
     def _build(
         self,
@@ -492,22 +505,22 @@ def elsewhere(section: str | None, workloads: Workloads) -> dict[str, str]:
 def section_classes(workloads: Workloads) -> dict[str, dict[str, Any]]:
     """Return section -> name of architecture or source (or empty) -> its dataclass.
 
-    What is not installed is left out: this serves advice, and advice must not fail.
+    A file that cannot be imported is left out: this serves advice, and advice must not fail.
     """
     return {
         "train": {"": workloads.train_config()},
-        "model": _installed(workloads.architectures(), workloads.architecture),
-        "data": _installed(workloads.data_sources(), workloads.data_source),
+        "model": _importable(workloads.architectures(), workloads.architecture),
+        "data": _importable(workloads.data_sources(), workloads.data_source),
         "resources": {"": Resources},
         "logging": {"": Logging},
         "retries": {"": Retries},
     }
 
 
-def _installed(names: Iterable[str], load: Callable[[str], Any]) -> dict[str, Any]:
+def _importable(names: Iterable[str], load: Callable[[str], Any]) -> dict[str, Any]:
     classes = {}
     for name in names:
-        with contextlib.suppress(ModuleNotFoundError):
+        with contextlib.suppress(Exception):
             classes[name] = load(name).Config
     return classes
 
@@ -542,6 +555,24 @@ def _key(draft: DraftTrial, section: str) -> tuple[Any, ...]:
     return tuple(sorted(settings.items(), key=lambda item: item[0])), frozenset(
         settings.keys() & draft.own
     )
+
+
+def _import_error(name: str, error: Exception) -> str:
+    """Return what went wrong while the module of that name was imported, and where."""
+    file, line = f"{name}.py", None
+    if isinstance(error, SyntaxError):
+        file, line = error.filename or file, error.lineno
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        # A decorator fails within a library; the line that the reader can change is the module's.
+        own = [frame for frame in frames if Path(frame.filename).name == file]
+        for frame in (own or frames)[-1:]:
+            file, line = frame.filename, frame.lineno
+    if isinstance(error, ModuleNotFoundError) and error.name is not None:
+        in_extra = error.name.partition(".")[0] in TORCH_EXTRA
+        fix = "pip install 'memscale[torch]'" if in_extra else "look for a typo, or install it"
+        return f"the Python package {error.name!r} is not installed ({file}:{line}); {fix}"
+    return f"{file}:{line}: {type(error).__name__}: {error}"
 
 
 def _names_beside_fields(section: str) -> tuple[str, ...]:

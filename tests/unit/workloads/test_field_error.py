@@ -34,6 +34,7 @@ class Config:
     ("fields", "told"),
     [
         ({"width": 0}, "width must be at least 1, got 0; the nearest is 1"),
+        ({"width": "4"}, "width must be a number, got '4'"),
         ({"scale": 0.0}, "scale must be positive or null, got 0.0"),
         ({"scale": math.nan}, "scale must be positive or null, got nan"),
         ({"share": 1.5}, "share must lie in 0..1, got 1.5; the nearest is 1.0"),

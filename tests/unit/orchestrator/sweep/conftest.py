@@ -176,12 +176,16 @@ class FakeWorkloads:
         return self._timer
 
     def architectures(self) -> list[str]:
-        return ["mixer", "plain", "table", "uninstalled"]
+        return ["broken", "mixer", "plain", "table", "uninstalled", "without_presets"]
 
     def architecture(self, name: str) -> Any:
         presets = {"tiny": {"d_model": 8, "d_ff": 16}, "small": {"d_model": 16, "d_ff": 32}}
         if name == "uninstalled":
             raise ModuleNotFoundError("No module named 'flux'", name="flux")
+        if name == "broken":
+            raise ValueError("mutable default <class 'list'> for field windows is not allowed")
+        if name == "without_presets":
+            return SimpleNamespace(Config=PlainConfig)
         if name == "plain":
             only_plain = {"wide": {"d_model": 64, "d_ff": 16}}
             return SimpleNamespace(Config=PlainConfig, PRESETS={**presets, **only_plain})

@@ -7,6 +7,7 @@ file.
 import dataclasses
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from orchestrator.sweep import registry
 from workloads.accounting.counts import ParamCount
@@ -354,10 +356,55 @@ def test_statistics_start_anew_after_each_call(config):
     assert _statistics(model) == {}
 
 
-def test_active_parameters_are_some_of_them(config):
-    count = config.param_count(VOCAB_SIZE)
+def _touched(config: Any, n_tokens: int) -> int:
+    """The parameters outside of embedding and head that get a gradient from equal tokens."""
+    model = _model(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():  # some begin at zero, which hides others
+            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    last = model(torch.full((1, n_tokens), 3))[:, -1]
+    (last * torch.randn(last.shape, generator=generator)).sum().backward()
+    groups = param_groups(model)
+    return sum(
+        int(parameter.grad.count_nonzero())
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and groups[name] not in ("embedding", "head")
+    )
 
-    assert 0 < config.active_param_count(VOCAB_SIZE) <= count.non_embedding
+
+def test_active_parameters_are_those_that_a_token_touches(config):
+    count = config.param_count(VOCAB_SIZE)
+    active = config.active_param_count(VOCAB_SIZE)
+
+    assert active <= count.non_embedding
+    # Queries of rows that nobody scores with, and a position's own part, get no gradient here.
+    assert active <= _touched(config, 4) + count.attention + count.memory_keys
+    if (
+        getattr(config, "routing", None) != "expert_choice"
+    ):  # then every expert takes the only token
+        assert active >= _touched(config, 1)
+
+
+def test_flops_are_about_those_that_torch_counts(config):
+    seq_len = 11
+    counter = FlopCounterMode(display=False)
+    # The fused attention of a CPU is unknown to torch's counter; the plain form is two products.
+    with counter, nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):
+        _model(config)(_tokens(0, batch=1, seq=seq_len))
+    # Torch also counts scores of later tokens, which are masked.
+    masked = 2 * seq_len * config.n_layers * config.d_model
+    counted = counter.get_total_flops() / seq_len - masked
+
+    expected = config.flops_per_token(VOCAB_SIZE, seq_len).total
+
+    if expected != pytest.approx(counted, rel=0.12):
+        # It does not count rows that are read, nor kernels. Then the architecture's own test does.
+        own = Path(__file__).with_name(f"test_{type(config).__module__.rpartition('.')[2]}.py")
+        assert "flops_per_token" in own.read_text() or "check_flops" in own.read_text(), (
+            f"flops_per_token is {expected:.0f}, torch counts {counted:.0f} FLOPs a token; if it "
+            f"cannot count this layer, compare with the equation in {own.name}"
+        )
 
 
 def test_bytes_per_token_name_the_groups_and_fall_with_the_batch(config):
@@ -388,6 +435,14 @@ def test_longer_sequences_cost_no_less(config):
         config.flops_per_token(VOCAB_SIZE, 512).total
         >= config.flops_per_token(VOCAB_SIZE, 64).total
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_is_a_size_near_every_number_of_parameters(name):
+    for n_params in (100_000, 3_000_000):
+        config = registry.architecture(name).Config.nearest_size(n_params)
+
+        assert config.param_count(VOCAB_SIZE).non_embedding == pytest.approx(n_params, rel=0.25)
 
 
 def test_survives_yaml(config):

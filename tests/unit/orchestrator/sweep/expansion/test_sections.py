@@ -152,9 +152,19 @@ def test_a_combination_says_how_many_trials_it_hits(problems: Problems) -> None:
     assert problem.endswith("change it or seq_len (line 4)")
 
 
-def test_a_missing_package_is_named(load: Load) -> None:
-    with pytest.raises(ExperimentError, match="'flux' is not installed"):
-        load("trials: [{set: {model.architecture: uninstalled}}]")
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ("uninstalled", r"'flux' is not installed \(\S+conftest.py:\d+\); look for a typo"),
+        ("broken", r"architecture broken: \S+conftest.py:\d+: ValueError: mutable default"),
+        ("without_presets", "architecture without_presets: its file has no PRESETS; "),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named_with_the_line(
+    load: Load, architecture: str, said: str
+) -> None:
+    with pytest.raises(ExperimentError, match=said):
+        load(f"trials: [{{set: {{model.architecture: {architecture}}}}}]")
 
 
 def test_a_base_value_that_every_entry_overrides_is_still_checked(problems: Problems) -> None:
