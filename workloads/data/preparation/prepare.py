@@ -26,6 +26,7 @@ from workloads.data.preparation.tokenise import SPLITS, DocumentInput, Progress,
 from workloads.data.readers.documents import documents, expand
 from workloads.data.readers.lines import file_format
 from workloads.data.readers.problems import DataError, Problems, require_files
+from workloads.data.remarks import few_held_out, unused_tokens
 from workloads.data.tiktoken_file import tokenizer_files
 from workloads.data.tokenizer import TextTokenizer, load, token_dtype, train
 
@@ -125,6 +126,9 @@ def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifes
         if source.version() != before:
             raise DataError([f"{source.name}: changed while it was read; delete {request.out}"])
     manifest.save(request.out)
+    fix = "raise --valid-share or give --valid"
+    for remark in few_held_out(manifest.splits["valid"]["tokens"], fix=fix):
+        log(remark)
     (request.out / "progress.json").unlink(missing_ok=True)
     return manifest
 
@@ -324,6 +328,10 @@ def _tokenizer(
             )
         log(f"training a tokenizer on up to {request.tokenizer_bytes / 1e6:,.0f} MB of text")
         tokenizer = train(_sample(sources, request), vocab_size=int(size))
+        for remark in unused_tokens(
+            tokenizer.size, vocab_size=int(size), fix=f"ask for {_TRAINED}{tokenizer.size}"
+        ):
+            log(remark)
     tokenizer.save_in(request.out)
     return tokenizer
 

@@ -81,7 +81,7 @@ def _jsonl(path: InputFile, text_field: str, problems: Problems) -> Iterator[str
                 path,
                 line,
                 f"has no field {text_field!r}; it has {', '.join(map(repr, row)) or 'none'}",
-                "set data.text_field",
+                "set data.text_field (data prepare: --text-field)",
             )
         elif not isinstance(row[text_field], str):
             problems.add(
@@ -110,7 +110,10 @@ def _parquet(path: InputFile, text_field: str, problems: Problems) -> Iterator[s
     if text_field not in file.schema_arrow.names:
         names = ", ".join(map(repr, file.schema_arrow.names))
         problems.add(
-            path, None, f"has no column {text_field!r}; it has {names}", "set data.text_field"
+            path,
+            None,
+            f"has no column {text_field!r}; it has {names}",
+            "set data.text_field (data prepare: --text-field)",
         )
         return
     row = 0

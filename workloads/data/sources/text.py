@@ -30,6 +30,7 @@ from workloads.data.preparation.prepare import PrepareRequest, prepare
 from workloads.data.preparation.tokenise import DocumentInput, tokenise
 from workloads.data.readers.documents import documents, expand, is_plain, what_separates
 from workloads.data.readers.problems import DataError, Problems, require_files
+from workloads.data.remarks import few_held_out, unused_tokens
 from workloads.data.tiktoken_file import tokenizer_files
 from workloads.data.token_shards import TokenShards
 from workloads.data.token_stream import windows_per_epoch
@@ -43,10 +44,6 @@ _BYTES_PER_TOKEN_BIT = 0.29
 Wikipedia with 8,192 tokens."""
 _TELL_EVERY_BYTES = 1 << 28
 """Of a first reading: a sign of life every few seconds."""
-FEW_HELD_OUT_TOKENS = 50_000
-"""Held-out tokens below which a remark is made: by them alone models are compared."""
-_UNUSED_SHARE = 0.01
-"""Share of `vocab_size` without a token above which a remark is made; less is rounding up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +168,14 @@ class Config:
             n_bytes, share = self._plain_bytes(self.path), self.valid_share
         if n_bytes is None:
             return []
-        return _few_held_out(
-            self, float(f"{share * n_bytes / self._bytes_per_token:.2g}"), "about "
-        )
+        estimate = float(f"{share * n_bytes / self._bytes_per_token:.2g}")
+        return few_held_out(estimate, fix=self._more_held_out, about="about ")
+
+    @property
+    def _more_held_out(self) -> str:
+        if self.valid_path is not None:
+            return "give more text in data.valid_path"
+        return "raise data.valid_share or give data.valid_path"
 
     def _prepared_meta(self, cache: Path) -> Mapping[str, int] | None:
         """Return what is noted of the prepared text; None if it is not there, or files are new."""
@@ -401,34 +403,11 @@ def _meta(folder: Path) -> Mapping[str, int]:
 
 
 def _remarks(config: Config, meta: Mapping[str, int]) -> list[str]:
-    return [
-        *_unused_tokens(config, meta.get("tokenizer_tokens")),
-        *_few_held_out(config, meta["valid_tokens"]),
-    ]
-
-
-def _unused_tokens(config: Config, size: int | None) -> list[str]:
-    """Say if rows of the embedding stand for no token: they count in all sizes and costs."""
-    unused = 0 if size is None else config.vocab_size - size
-    if unused <= _UNUSED_SHARE * config.vocab_size:
-        return []
     more = " or give more text" if config.tokenizer is None else ""
+    size = meta.get("tokenizer_tokens", config.vocab_size)
     return [
-        f"tokenizer: {size:,} tokens; vocab_size {config.vocab_size:,} leaves {unused:,} unused; "
-        f"lower data.vocab_size{more}"
-    ]
-
-
-def _few_held_out(config: Config, tokens: float, about: str = "") -> list[str]:
-    """Say if so few tokens are held out that their choice decides between models."""
-    if tokens >= FEW_HELD_OUT_TOKENS:
-        return []
-    more = "raise data.valid_share or give data.valid_path"
-    if config.valid_path is not None:
-        more = "give more text in data.valid_path"
-    return [
-        f"held-out text: {about}{tokens:,.0f} tokens are few: models are compared by their loss on "
-        f"them alone; {more} for {FEW_HELD_OUT_TOKENS:,} or more"
+        *unused_tokens(size, vocab_size=config.vocab_size, fix=f"lower data.vocab_size{more}"),
+        *few_held_out(meta["valid_tokens"], fix=config._more_held_out),
     ]
 
 

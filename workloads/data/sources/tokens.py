@@ -22,6 +22,7 @@ from workloads.data.corpus import ProbeSet
 from workloads.data.permutation import shuffled
 from workloads.data.preparation.manifest import MANIFEST, TokenManifest, load_split
 from workloads.data.readers.problems import DataError, require_files
+from workloads.data.remarks import few_held_out
 from workloads.data.token_shards import TokenShards
 from workloads.data.tokenizer import saved_tokenizer
 from workloads.field_error import FieldError, PositiveInt, check_fields
@@ -116,6 +117,13 @@ class Config:
             _require_own_tokenizer(folder, manifest)
             for name in ("train", "valid"):
                 load_split(folder, manifest, name)
+
+    def remarks(self, cache: Path) -> list[str]:
+        """Return a sentence if few tokens are held out."""
+        del cache
+        held_out = sum(int(manifest.splits["valid"]["tokens"]) for manifest in self._manifests)
+        fix = "prepare the text with a larger --valid-share, or with --valid"
+        return few_held_out(held_out, fix=fix)
 
     def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
         """Map the shards, once their hashes are those of the manifests.

@@ -40,6 +40,7 @@ from workloads.data.facts.templates import RelationWordings, generic_wordings, r
 from workloads.data.facts.token_pieces import TRAIN, FactPieces, build_pieces, prior_bits_of
 from workloads.data.file_hashes import require_still
 from workloads.data.readers.problems import DataError, Problems, require_files
+from workloads.data.remarks import unused_tokens
 from workloads.data.token_stream import EpochCorpus, gather_windows
 from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, saved_tokenizer, train
 from workloads.field_error import FieldError, PositiveInt, Share, check_fields
@@ -344,6 +345,9 @@ def _pieces(
     if config.tokenizer is None:
         log(f"training a tokenizer on {len(facts):,} facts")
         tokenizer = train(_statements(facts, wordings), vocab_size=config.vocab_size)
+        fix = "lower data.vocab_size"
+        for remark in unused_tokens(tokenizer.size, vocab_size=config.vocab_size, fix=fix):
+            log(remark)
     else:
         path = Path(config.tokenizer).expanduser()
         tokenizer = load(path, vocab_size=config.vocab_size, separator=config.separator)

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from workloads.data import remarks
 from workloads.data import tokenizer as tokenizers
 from workloads.data.readers.problems import DataError
 from workloads.data.sources import text
@@ -183,7 +184,10 @@ def test_mistakes_of_all_files_are_reported_together(corpus_file, tmp_path, cach
         with pytest.raises(DataError) as caught:
             act()
         first, second = caught.value.problems
-        assert "bad.jsonl:2: has no field 'text'; it has 'txt'; set data.text_field" in first
+        assert (
+            "bad.jsonl:2: has no field 'text'; it has 'txt'; set data.text_field (data prepare: --text-field)"
+            in first
+        )
         assert "valid.jsonl:1: is not JSON" in second
     assert not [path for path in cache.glob("text-*") if path.is_dir()]
 
@@ -341,7 +345,7 @@ def test_few_held_out_tokens_are_told(corpus_file, cache, tmp_path, monkeypatch)
         (exact,) = config.remarks(cache)
         assert estimate.startswith("held-out text: about ")
         assert exact == f"{few.format(f'{len(corpus.valid):,}')}{fix} for 50,000 or more"
-    monkeypatch.setattr(text, "FEW_HELD_OUT_TOKENS", len(corpus.valid))
+    monkeypatch.setattr(remarks, "FEW_HELD_OUT_TOKENS", len(corpus.valid))
     assert given.remarks(cache) == []
     packed = tmp_path / "packed.jsonl.gz"
     packed.write_bytes(gzip.compress(Path(corpus_file).read_bytes()))

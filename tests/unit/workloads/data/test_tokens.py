@@ -126,6 +126,13 @@ def folders(tmp_path):
     return made
 
 
+def test_few_held_out_tokens_of_all_folders_are_told(folders, tmp_path):
+    (told,) = Config(path=tuple(folders)).remarks(tmp_path)
+
+    assert told.startswith("held-out text: 130 tokens are few")
+    assert "--valid-share" in told
+
+
 def test_prepared_folders_are_mixed_as_told(folders, tmp_path):
     config = Config(path=tuple(folders), weights=(1.0, 3.0), valid_tokens=80)
     config.check()

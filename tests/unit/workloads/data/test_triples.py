@@ -295,6 +295,18 @@ def test_subjects_are_split_by_hash_where_the_file_does_not_say(tmp_path, cache)
     assert not untouched & {text[: text.index(" Answer:") + 8] for text in asked}
 
 
+def test_a_vocabulary_that_the_facts_cannot_fill_is_told(files, cache):
+    told: list[str] = []
+    Config(**{**files, "vocab_size": 4_000}).prepare(cache, told.append)
+
+    (remark,) = [line for line in told if line.startswith("tokenizer: ")]
+    size = tokenizer_of(cache).size
+    assert remark == (
+        f"tokenizer: {size:,} tokens; vocab_size 4,000 leaves {4_000 - size:,} unused; "
+        "lower data.vocab_size"
+    )
+
+
 def test_a_tokenizer_can_be_loaded(files, cache, tmp_path):
     path = tmp_path / "own.json"
     tokenizers.train(["a Land of ministers"] * 3, vocab_size=300).save(path)

@@ -83,6 +83,16 @@ def test_every_document_is_in_one_split_and_comes_back(sources, tmp_path):
         assert counts["documents"] == len(split)
 
 
+def test_what_is_too_small_is_told(sources, tmp_path):
+    told: list[str] = []
+    asked = PrepareRequest(sources=sources, out=tmp_path / "out", tokenizer="bpe:50000")
+    manifest = prepare(asked, told.append)
+
+    size, held_out = manifest.vocab_size, manifest.splits["valid"]["tokens"]
+    assert f"tokenizer: {size:,} tokens; vocab_size 50,000 leaves" in "\n".join(told)
+    assert f"held-out text: {held_out:,} tokens are few" in "\n".join(told)
+
+
 def test_several_processes_write_the_same_bytes_as_one(sources, tmp_path, monkeypatch):
     run(tmp_path / "alone", *sources)
     for name, value in CUT.items():

@@ -38,12 +38,12 @@ def test_every_wrong_json_line_is_reported(tmp_path):
     assert mistakes(path) == [
         ":2: is not JSON (Expecting value: line 1 column 10 (char 9)); "
         "write one JSON object per line",
-        ":3: has no field 'text'; it has 'body', 'id'; set data.text_field",
+        ":3: has no field 'text'; it has 'body', 'id'; set data.text_field (data prepare: --text-field)",
         ":4: text must be text, got int; correct it",
         ":5: holds a str; write one JSON object per line",
         ":6: byte 11 of the line is not UTF-8 (0xe9); convert the file, for example with "
         "iconv -t UTF-8",
-        ":7: has no field 'text'; it has none; set data.text_field",
+        ":7: has no field 'text'; it has none; set data.text_field (data prepare: --text-field)",
     ]
     assert read_field(tmp_path, "body") == ["x"]
 
@@ -86,7 +86,9 @@ def test_parquet_columns(tmp_path):
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"body": ["x", "", "y"]}), path)
     assert read(path, text_field="body") == ["x", "y"]
-    assert mistakes(path) == [": has no column 'text'; it has 'body'; set data.text_field"]
+    assert mistakes(path) == [
+        ": has no column 'text'; it has 'body'; set data.text_field (data prepare: --text-field)"
+    ]
     parquet.write_table(pyarrow.table({"text": ["x", None]}), path)
     assert mistakes(path) == [":2: text must be text, got None; correct it"]
     path.write_bytes(b"PAR")
