@@ -38,6 +38,8 @@ class MeanEstimate:
     """How the interval was made, for the note below a table."""
     p: float | None = None
     """Of a difference: the two-sided p-value that it is zero, before any correction."""
+    freedom: float | None = None
+    """Degrees of freedom of its p-value."""
 
 
 def mean_over_seeds(
@@ -134,7 +136,21 @@ def contrast_of_means(
         n=n,
         method=method,
         p=_t_p_value(value / sd, freedom),
+        freedom=freedom,
     )
+
+
+def p_value_with_seeds(difference: MeanEstimate, n: int, *, seeds: float) -> float | None:
+    """Return the p-value if each configuration had `n` seeds in place of `seeds`.
+
+    The difference and the spread of seeds are taken as they are. None without a p-value now.
+    """
+    if difference.p is None or difference.freedom is None or seeds <= 1:
+        return None
+    # Its t statistic: what has this p-value with these degrees of freedom.
+    t = abs(_t_quantile(1 - difference.p, difference.freedom))
+    freedom = difference.freedom * (n - 1) / (seeds - 1)
+    return _t_p_value(t * math.sqrt(n / seeds), freedom)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from analysis.fitting.bootstrap import p_value_with_seeds
 from analysis.fitting.verdict import VerdictStatus
 from analysis.report.answer import MOST_NAMED, SweepAnswer
 from analysis.scaling.comparison import ArchitectureComparison
@@ -122,17 +123,22 @@ def _seeds(answer: SweepAnswer) -> list[str]:
 
 
 def seeds_needed(one: CostDifference) -> int | None:
-    """Return the seeds per configuration at which the interval would leave zero out.
+    """Return the seeds per configuration at which the difference would be told apart.
 
-    The half width falls with the square root of the seeds; the difference is taken as it is, and
-    Student's t as with the seeds there are, so that this is rather too many.
+    Counted up to one more than `MOST_SEEDS`. None where nothing says how much seeds differ.
     """
-    if one.mean.low is None or one.mean.high is None or one.mean.value == 0:
+    p = one.mean.p
+    if p is None or one.mean.value == 0:
         return None
-    half = (one.mean.high - one.mean.low) / 2
     seeds = one.mean.n / max(1, 2 * one.n_sizes)
-    needed = seeds * (half / abs(one.mean.value)) ** 2
-    return max(math.ceil(seeds) + 1, math.ceil(needed)) if math.isfinite(needed) else None
+    correction = 1.0 if one.p_holm is None or p == 0 else one.p_holm / p
+    for n in range(math.ceil(seeds) + 1, MOST_SEEDS + 1):
+        then = p_value_with_seeds(one.mean, n, seeds=seeds)
+        if then is None:
+            return None
+        if then * correction <= 1 - one.level:
+            return n
+    return MOST_SEEDS + 1
 
 
 def _edges(fits: SweepFits) -> list[str]:

@@ -1,17 +1,20 @@
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import analysis
+from analysis.fitting.bootstrap import contrast_of_means
 from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.report.advice import advice, seeds_needed
 from analysis.report.answer import AnswerStatus, differences_table, sweep_answer
 from analysis.scaling.best_settings import tuned_settings
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.cost_measures import COST_MEASURES
-from analysis.scaling.equal_cost import equal_cost
+from analysis.scaling.equal_cost import CostDifference, equal_cost
 from analysis.scaling.series_curves import CurveSpec
 
 NO_LAWS = ArchitectureComparison()
@@ -60,6 +63,33 @@ def test_without_a_difference_it_is_open_and_says_how_many_seeds_would_tell(synt
     }
     words = advice(found, fits, NO_LAWS, sweep="s")
     assert f"about {needed} seeds of each configuration" in words[0]
+
+
+@pytest.mark.parametrize(("spread", "needed"), [(0.05, 3), (0.1, 6), (1.0, 31)])
+def test_seeds_are_those_at_which_welchs_test_tells_the_means_apart(spread, needed):
+    first, second = [1.0 - spread, 1.0 + spread], [1.2 - spread, 1.2 + spread]
+    mean = contrast_of_means([(1.0, first), (-1.0, second)])
+    difference = CostDifference(
+        measure=COST_MEASURES["flops"],
+        candidate="memory",
+        reference="dense",
+        outcome="loss",
+        n_sizes=1,
+        n_unmatched=0,
+        interpolated=False,
+        mean=mean,
+        largest=mean,
+        largest_amount=1e9,
+    )
+
+    assert seeds_needed(difference) == needed
+    # By scipy, of n seeds with means and spreads as they are.
+    sd = spread * math.sqrt(2)
+    p = [
+        stats.ttest_ind_from_stats(1.0, sd, n, 1.2, sd, n, equal_var=False).pvalue
+        for n in (needed - 1, needed)
+    ]
+    assert needed > 30 or p[0] > 0.05 >= p[1]
 
 
 def test_one_seed_is_no_answer(synthetic, tmp_path):
