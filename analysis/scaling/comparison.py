@@ -98,14 +98,15 @@ def compare_architectures(
     frontiers, no_frontier = _frontiers(laws, no_cost, progress)
     design, no_design = _design(laws, runs, trials, progress)
     left_out = tuple(f"Without {name}: {why}." for name, why in laws.left_out.items())
+    pooled = _pooled(runs)
     return ArchitectureComparison(
         laws=laws,
         multipliers=curves,
         frontiers=frontiers,
         design=design,
         unavailable={
-            "multipliers": (*left_out, *no_multipliers),
-            "frontier": (*left_out, *no_frontier),
+            "multipliers": (*pooled, *left_out, *no_multipliers),
+            "frontier": (*pooled, *left_out, *no_frontier),
             "next_runs": no_design,
         },
     )
@@ -227,6 +228,20 @@ def _no_cost(laws: ArchitectureLaws, runs: Runs, fits: SweepFits) -> dict[str, s
         if first is not None:
             found[name] = first
     return found
+
+
+def _pooled(runs: Runs) -> tuple[str, ...]:
+    """Say which architectures have one law here and several curves elsewhere in the report."""
+    settings: dict[str, set[str]] = {}
+    for name in name_series(runs.table).values():
+        architecture, _, setting = name.partition(" (")
+        settings.setdefault(architecture, set()).add(setting.removesuffix(")"))
+    return tuple(
+        f"One law for {architecture} with {' and '.join(sorted(found))} together; curves have them"
+        " apart."
+        for architecture, found in settings.items()
+        if len(found) > 1 and all(found)
+    )
 
 
 def _middle_tokens(laws: ArchitectureLaws, runs: Runs) -> float | None:

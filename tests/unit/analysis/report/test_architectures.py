@@ -298,3 +298,16 @@ def test_numbers_of_laws_that_are_wrong_for_their_runs_are_said_once(misfit):
     curves = [SimpleNamespace(verdict=FitVerdict(status=status, sentence="dense: bent"))] * 3
 
     assert _misfit_notes(curves) == ["not to be relied on: misfit: dense: bent"] * misfit
+
+
+def test_settings_that_curves_tell_apart_and_laws_do_not_are_named():
+    table = at_equal_tokens(1.0)
+    dense, memory = (table[table["architecture"] == name] for name in ("dense", "memory"))
+    gates = [memory.assign(**{"model.gate": gate}) for gate in ("silu", "none")]
+    runs = analysis.load(_joined(dense, *gates))
+
+    found = compare_architectures(runs, analysis.fit_sweep(runs, n_draws=5))
+
+    told = "One law for memory with gate=none and gate=silu together; curves have them apart."
+    for part in ("multipliers", "frontier"):
+        assert [line for line in found.unavailable[part] if "One law" in line] == [told]
