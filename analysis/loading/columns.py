@@ -57,10 +57,17 @@ def column(runs: Runs, name: str) -> Any:
     there = [str(c) for c in runs]
     ours = [c for c in OURS.get(name, ()) if c in there]
     near = ours or get_close_matches(name, there, n=2, cutoff=0.6)
+    near = near or [c for c in there if len(name) > 2 and name.lower() in c.lower()][:2]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
+    if "trial_id" in there and not len(runs["trial_id"]):
+        raise ValueError(
+            f"{name}: no such column, and no row; the notes and `excluded` of what analysis.load "
+            "returned say why no run counts"
+        )
     raise ValueError(
-        f"{name}: no such column; {hint}there are {', '.join(there) or 'none'}; "
-        f"say which one it is with columns={{{name!r}: …}}"
+        f"{name}: no such column; {hint}there are {', '.join(there) or 'none'}; give {name}, too, "
+        "or name the column that holds it: outcome='…' for the outcome, "
+        "columns={'params': '…'} for an input of the law"
     )
 
 

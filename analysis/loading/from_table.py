@@ -23,6 +23,7 @@ _SWEEP_NAMES = {"total_params": "params", "training_flops": "flops", "training_t
 """What a sweep calls the sizes that laws call by shorter names: a table has both."""
 
 _LIKE_A_LOSS = re.compile("loss|nll|entropy|bpb|bpc|per_byte", re.IGNORECASE)
+_LIKE_A_SHARE = re.compile("accuracy|(^|[^a-z])acc([^a-z]|$)|recall|exact_match", re.IGNORECASE)
 
 
 def read_table(
@@ -30,7 +31,7 @@ def read_table(
     name: str,
     sweep: str | None,
     columns: Mapping[str, str] | None,
-    units: Mapping[str, float] | None,
+    units: Mapping[str, float | str] | None,
     accept: Collection[str],
 ) -> Reading:
     """Return the rows of anybody's table as finished trials, and why others do not count.
@@ -50,7 +51,7 @@ def read_table(
     imported = import_table(source, columns=columns, units=units, accept=accept)
     table = imported.table
     reading = Reading(notes=list(imported.notes))
-    _check_columns(table, name)
+    _check_columns(table, imported.source_columns, name)
     for long, short in _SWEEP_NAMES.items():
         if long not in table and short in table:
             table[long] = table[short]
@@ -80,9 +81,15 @@ def read_table(
     return reading
 
 
-def _check_columns(table: pd.DataFrame, name: str) -> None:
-    """Refuse a table without a size, or without an outcome."""
-    there = ", ".join(c for c in map(str, table.columns) if c != "row")
+def _check_columns(table: pd.DataFrame, source_columns: Sequence[str], name: str) -> None:
+    """Refuse a table without a size, or without an outcome.
+
+    Args:
+        table: With this package's names.
+        source_columns: As the source names them.
+        name: Of the source.
+    """
+    there = ", ".join(source_columns)
     if not {"params", "total_params", *_SWEEP_NAMES, *_SWEEP_NAMES.values()} & set(table.columns):
         raise ValueError(
             f"{name}: no column of sizes, got {there}; needed are params (or total_params), "
@@ -92,16 +99,26 @@ def _check_columns(table: pd.DataFrame, name: str) -> None:
     measured = [source_ for short in OUTCOMES for source_ in (short, *SHORT_NAMES[short])]
     if not set(measured) & set(table.columns):
         perplexity = next(
-            (c for c in table if re.search(r"(^|[_/ ])(ppl|perplexity)$", str(c).lower())), None
+            (c for c in source_columns if re.search(r"(^|[_/ ])(ppl|perplexity)$", c.lower())), None
         )
-        alike = [str(c) for c in table if _LIKE_A_LOSS.search(str(c)) and c != perplexity]
-        hint = f", as columns={{'loss': {alike[0]!r}}}" if alike else ""
+        alike = [c for c in source_columns if _LIKE_A_LOSS.search(c) and c != perplexity]
+        shares = [c for c in source_columns if _LIKE_A_SHARE.search(c)]
+        hint = f", as columns={{'loss': {alike[0]!r}}}" if alike else " with columns={'loss': …}"
+        if shares and not alike:
+            hint = f", as columns={{'factual_recall': {shares[0]!r}}}"
+            if shares[0] in table and _in_per_cent(table[shares[0]]):
+                hint += " and units={'factual_recall': 0.01}, because it is in per cent"
         if perplexity:
-            hint = f" (the loss is ln({perplexity}))"
+            hint = f" with columns= (the loss is ln({perplexity}))"
         raise ValueError(
             f"{name}: no outcome, got {there}; needed is one of {', '.join(OUTCOMES)}; "
-            f"say which it is with columns={hint}"
+            f"say which it is{hint}"
         )
+
+
+def _in_per_cent(values: pd.Series) -> bool:
+    found = pd.to_numeric(values, errors="coerce").max()
+    return bool(1 < found <= 100)
 
 
 def _empty(value: Any) -> bool:

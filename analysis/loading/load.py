@@ -54,7 +54,7 @@ def load(
     sweep: str | None = None,
     *,
     columns: Mapping[str, str] | None = None,
-    units: Mapping[str, float] | None = None,
+    units: Mapping[str, float | str] | None = None,
     accept: Collection[str] = (),
 ) -> Runs:
     """Return the table of runs and what was excluded.
@@ -70,7 +70,7 @@ def load(
         sweep: Name of one sweep; None reads all.
         columns: Of a table, this package's names to the table's own: `{"params": "N", "loss":
             "val/loss"}`.
-        units: Of a table, how many one of theirs is: `{"params": 1e6}` for millions.
+        units: Of a table, how many one of theirs is: `{"params": 1e6}` for millions, or `"M"`.
         accept: Of a table, kinds of warning that were looked into
             (`analysis/loading/validation.py`).
 
@@ -147,11 +147,19 @@ def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFram
 
 def _completed(reading: Reading, source: str, sweep: str | None) -> Runs:
     table, faulty = check_rows(reading.rows)
+    left_out = [*reading.left_out, *faulty]
+    notes = list(reading.notes)
+    if reading.call is not None and left_out and not len(table):
+        first = left_out[0]
+        notes.append(
+            f"all {len(left_out):,} rows were excluded; "
+            f"the first, {first['trial_id']}: {first['reason']}; all reasons are in `excluded`"
+        )
     return Runs(
         call=reading.call,
-        notes=tuple(reading.notes),
+        notes=tuple(notes),
         table=table,
-        excluded=exclusions([*reading.left_out, *faulty]),
+        excluded=exclusions(left_out),
         source=source,
         sweep=sweep,
         question=reading.question,

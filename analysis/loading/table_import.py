@@ -18,8 +18,23 @@ import numpy as np
 import pandas as pd
 
 from analysis.loading.schema import SETTINGS, SHORT_NAMES
+from analysis.loading.size_units import check_small_sizes
 from analysis.loading.table_file import read_table_file
-from analysis.loading.validation import DataWarning, check_runs, check_size_units, refuse_bad_units
+from analysis.loading.validation import (
+    DataWarning,
+    check_runs,
+    check_size_units,
+    refuse_bad_units,
+)
+from analysis.loading.written_numbers import (
+    SUFFIXES,
+    UNIT_WORDS,
+    has_decimal_comma,
+    has_one_comma,
+    unit_in_brackets,
+    written_number,
+    written_unit,
+)
 
 
 def _words(text: str) -> Sequence[str]:
@@ -68,6 +83,11 @@ WITHOUT_EMBEDDINGS = frozenset(
 )
 """N where no other column counts parameters."""
 
+FLOPS_6ND = frozenset(
+    _words("flops_6nd flops6nd 6nd 6nd_flops c_6nd training_flops_6nd train_flops_6nd compute_6nd")
+)
+"""FLOPs where no other column holds them."""
+
 PER_PARAM = frozenset(
     _words("tokens_per_param tokens_per_parameter token_multiplier tokens_to_params d_over_n")
 )
@@ -86,36 +106,16 @@ BAD_STATES = frozenset(
     )
 )
 
-_SUFFIX = {
-    "k": 1e3,
-    "m": 1e6,
-    "mm": 1e6,
-    "b": 1e9,
-    "bn": 1e9,
-    "g": 1e9,
-    "t": 1e12,
-    "p": 1e15,
-    "e": 1e18,
-    "z": 1e21,
-}
-_WORDS = {
-    **{word + s: 10.0**n for word, n in (("thousand", 3), ("million", 6)) for s in ("", "s")},
-    **{word + s: 10.0**n for word, n in (("billion", 9), ("trillion", 12)) for s in ("", "s")},
-    **{f"{prefix}flop{s}": _SUFFIX[prefix] for prefix in "gtpez" for s in ("", "s")},
-    **dict.fromkeys(("pf_days", "pflops_days", "petaflop_days"), 8.64e19),
-}
 _SPENT = frozenset({"total", "training", "train"})
 _SIZE_NAMES = frozenset(
     n for key in ("params", "tokens", "active_params") for n in (key, *ALIASES[key]) if len(n) > 1
 )
-_NUMBER = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]{0,2})$", re.IGNORECASE)
 _MEASURED = re.compile(
     r"loss|nll|entropy|bpb|bpc|per_byte|ppl|perplexity|acc|err|score|recall|second|time|hour|date"
     r"|curve|grad|(as it was)",
     re.IGNORECASE,
 )
 """Columns that hold what came of a run, not what it was."""
-_THOUSANDS = re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -129,13 +129,15 @@ class ImportedTable:
     """The other rows: number, content, and the reason."""
     notes: list[str] = field(default_factory=list)
     """What was taken for what, and what is doubtful."""
+    source_columns: tuple[str, ...] = ()
+    """Names of the columns in the source."""
 
 
 def import_table(
     source: str | os.PathLike[str] | pd.DataFrame | Mapping[str, Any],
     *,
     columns: Mapping[str, str] | None = None,
-    units: Mapping[str, float] | None = None,
+    units: Mapping[str, float | str] | None = None,
     accept: Collection[str] = (),
 ) -> ImportedTable:
     """Return the table of `source` with this package's column names.
@@ -143,7 +145,8 @@ def import_table(
     Args:
         source: File, DataFrame or dict of columns.
         columns: Name here to name there: `{"params": "Non-emb params", "loss": "c4 loss"}`.
-        units: How many of the unit here one of theirs is: `{"params": 1e6}` for millions.
+        units: How many of the unit here one of theirs is: `{"params": 1e6}` for
+            millions, or `{"params": "M"}`.
         accept: Kinds of warning that were looked into (`analysis/loading/validation.py`).
 
     Raises:
@@ -153,8 +156,9 @@ def import_table(
     where = "table" if isinstance(source, pd.DataFrame | Mapping) else os.fspath(source)
     frame = _frame(source, where)
     notes: list[str] = []
+    source_columns = tuple(frame.columns)
     frame, scales = _named(frame, dict(columns or {}), where, notes)
-    scales |= {name: float(unit) for name, unit in (units or {}).items()}
+    scales |= {name: written_unit(unit, name) for name, unit in (units or {}).items()}
     unknown = sorted(set(scales) - set(frame.columns))
     if unknown:
         there = ", ".join(map(str, frame.columns))
@@ -169,7 +173,7 @@ def import_table(
     frame.insert(0, "row", np.arange(len(frame)))
     _repeated(frame, faults)
     good = frame[~frame["row"].isin(list(faults))].reset_index(drop=True)
-    warnings = _check(good)
+    warnings = _check(good, scales)
     refuse_bad_units(warnings, where=where, accept=accept)
     _derive(good, notes)
     steps = good.drop_duplicates(["run", "step"]) if {"run", "step"} <= set(good) else None
@@ -187,6 +191,7 @@ def import_table(
         table=good,
         faults=[(row, content[row], reason) for row, reason in sorted(faults.items())],
         notes=notes,
+        source_columns=source_columns,
     )
 
 
@@ -317,9 +322,8 @@ def _candidates(name: str, free: list[str]) -> list[str]:
     if not found and not set(SHORT_NAMES.get(name, ())) & set(free):
         ends = {c: _header(_end(c))[0] for c in free if _end(c) != c}
         found = [c for c, end in ends.items() if end == name or end in ALIASES[name]]
-    if not found and name == "params":
-        found = [c for c in free if headers[c] in WITHOUT_EMBEDDINGS]
-    return found
+    last = {"params": WITHOUT_EMBEDDINGS, "flops": FLOPS_6ND}.get(name, frozenset())
+    return found or [c for c in free if headers[c] in last]
 
 
 def _header(name: str) -> tuple[str, float]:
@@ -331,68 +335,49 @@ def _header(name: str) -> tuple[str, float]:
     match = re.match(r"^(.*?)[\s_]*[(\[](.*?)[)\]]\s*$", text)
     stem, inside = (match.group(1), match.group(2)) if match else (text, "")
     plain = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
-    unit = re.sub(r"[^a-z0-9]+", "_", inside.lower()).strip("_")
     if match:
-        return plain, _WORDS.get(unit, _SUFFIX.get(unit, _power_of_ten(inside)))
+        return plain, unit_in_brackets(inside)
     head, _, last = plain.rpartition("_")
-    if last in _WORDS and re.search(r"flops?$", last) and head.rpartition("_")[2] in _SPENT:
+    if last in UNIT_WORDS and re.search(r"flops?$", last) and head.rpartition("_")[2] in _SPENT:
         # total_gflops; gflops alone are mostly those per second.
-        return f"{head}_flops", _WORDS[last]
-    if head and last in _WORDS:
-        return head, _WORDS[last]
+        return f"{head}_flops", UNIT_WORDS[last]
+    if head and last in UNIT_WORDS:
+        return head, UNIT_WORDS[last]
     short = last in {"m", "b", "bn", "t"} and head in _SIZE_NAMES
     if head and (short or re.search(r"_[MB]$", name.strip())):
-        return head, _SUFFIX[last]
+        return head, SUFFIXES[last]
     return plain, 1.0
-
-
-def _power_of_ten(text: str) -> float:
-    match = re.fullmatch(r"\s*[x×*]?\s*(?:10\^|1e)\+?(\d+)\s*", text)
-    return 10.0 ** int(match.group(1)) if match else 1.0
 
 
 def _numbers(values: pd.Series, name: str, unit: float, faults: dict[int, str]) -> pd.Series:
     if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
         return values.astype("float64") * unit
     read = np.full(len(values), np.nan)
+    # 3,900 is 3.9 beside 3,91, and as a loss: none is in the thousands.
+    decimal = name == "loss" or any(has_decimal_comma(value) for value in values)
     for i, value in enumerate(values):
         if value is None or value is pd.NA or (isinstance(value, float) and np.isnan(value)):
             continue
-        number = _number(value)
-        if number is None:
-            reason = f"{name} is no number: {value!r}; correct it, or leave the cell empty"
-            faults.setdefault(i, reason)
-        else:
+        comma = decimal and has_one_comma(value)
+        number = None if comma else written_number(value)
+        if number is not None:
             read[i] = number * unit
+            continue
+        reason = f"{name} is no number: {value!r}; correct it, or leave the cell empty"
+        if comma:
+            reason = (
+                f"{name} is no number: {value!r} has a decimal comma; write a point, or give "
+                "analysis.load the table pandas.read_csv(file, sep=';', decimal=',')"
+            )
+        faults.setdefault(i, reason)
     return pd.Series(read, index=values.index, name=values.name)
-
-
-def _number(value: Any) -> float | None:
-    """Return 7e7 of 70M, 1024 of 1,024; None of anything that is not clearly a number."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float | np.number):
-        return float(value)
-    text = str(value).strip().replace("_", "").replace("\u00a0", "")
-    if text.lower() in {"inf", "+inf", "infinity"}:
-        return float("inf")
-    if text.lower() in {"", "nan", "none", "null", "na", "n/a", "-", "–"}:
-        return float("nan")
-    if _THOUSANDS.match(text):
-        text = text.replace(",", "")
-    match = _NUMBER.match(text)
-    if match is None:
-        return None
-    number, suffix = match.groups()
-    if not suffix:
-        return float(number)
-    return float(number) * _SUFFIX[suffix.lower()] if suffix.lower() in _SUFFIX else None
 
 
 def _all_sizes(values: pd.Series) -> bool:
     """Whether every cell is a size as people name models by it: 70M, 1.4B."""
     return all(
-        isinstance(v, str) and v.strip()[-1:].isalpha() and (_number(v) or 0) >= 1e3 for v in values
+        isinstance(v, str) and v.strip()[-1:].isalpha() and (written_number(v) or 0) >= 1e3
+        for v in values
     )
 
 
@@ -476,10 +461,21 @@ def _derive(table: pd.DataFrame, notes: list[str]) -> None:
         notes.append(f"flops = 6 {active} x tokens: there is no column of FLOPs")
 
 
-def _check(table: pd.DataFrame) -> list[DataWarning]:
-    """Return the warnings about the table, with the rows of the source."""
+def _check(table: pd.DataFrame, units: Mapping[str, float]) -> list[DataWarning]:
+    """Return the warnings about the table, with the rows of the source.
+
+    Args:
+        table: Rows that count.
+        units: That its columns were multiplied by.
+    """
     sizes = {n: table[n].to_numpy(dtype=np.float64) for n in SIZES if n in table}
     warnings = check_size_units(sizes, rows=table["row"].to_numpy())
+    # Of mixed units a median says nothing.
+    if not any(w.kind == "units" for w in warnings):
+        small = check_small_sizes(sizes, units=units, rows=table["row"].to_numpy())
+        if small is not None and small.kind == "units":
+            warnings = []  # FLOPs would be blamed for it
+        warnings += [] if small is None else [small]
     names = ("params", "active_params", "tokens", "experts")
     inputs = [n for n in names if n in sizes and np.isfinite(sizes[n]).all()]
     if not {"params", "tokens"} <= set(inputs) or "loss" not in table:

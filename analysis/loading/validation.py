@@ -5,7 +5,9 @@ Each warning is one sentence with the rows and what to do, and none is acted on 
 and mean nothing); of the rest they fit all rows and repeat the sentence in the fit's own.
 `accept={"units"}` says that somebody looked and that it is right.
 
-    units          neighbouring sizes of one column lie a factor of GAP apart: millions beside ones
+    units          neighbouring sizes of one column lie a factor of GAP apart: millions beside ones;
+                   parameters or tokens below 1
+    small          parameters or tokens that are hardly counts, as 70 and 2.8: said, not refused
     flops          FLOPs per active parameter and token that no training costs
     embeddings     FLOPs of small models above that by what embeddings cost: said, not refused
     duplicates     the same run twice: equal sizes and an equal loss to the last digit
@@ -24,7 +26,9 @@ from analysis.loading.columns import equal_rows, in_words
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.int64]
-WarningKind = Literal["units", "flops", "embeddings", "duplicates", "diverged", "architectures"]
+WarningKind = Literal[
+    "units", "small", "flops", "embeddings", "duplicates", "diverged", "architectures"
+]
 
 ALL_KINDS: tuple[str, ...] = get_args(WarningKind)
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.fitting.law import Law
+from analysis.loading.written_numbers import written_number
 from analysis.scaling.architecture_laws import ArchitectureLaws, Curve
 from analysis.scaling.compute_multiplier import multipliers_of
 from analysis.scaling.cost_measures import cost_measure
@@ -107,16 +108,16 @@ class MultiplierAt:
 def parse_target(text: str, laws: ArchitectureLaws) -> Target:
     """Read `memory: params=1e8, tokens=2e9` (loss) or `memory/dense: flops=1e18` (multiplier).
 
-    The architecture may be left out where there is one.
+    Numbers may be written as 70B. The architecture may be left out where there is one.
 
     Raises:
         ValueError: If it is neither; the message shows both.
     """
     head, colon, tail = text.rpartition(":")
     pairs = [part.partition("=") for part in re.split(r"[,\s]+", tail.strip()) if part]
-    try:
-        values = {key.strip(): float(number) for key, _, number in pairs}
-    except ValueError:
+    read = {key.strip(): written_number(number) for key, _, number in pairs}
+    values = {key: v for key, v in read.items() if v is not None and not math.isnan(v)}
+    if len(values) < len(read):
         values = {}
     names = list(laws.by_name)
     if not values or (not colon and len(names) > 1):

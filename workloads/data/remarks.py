@@ -1,4 +1,4 @@
-"""Remarks on a corpus: what is too small for its purpose, though nothing is wrong with it."""
+"""Remarks on a corpus: what is too small for its purpose."""
 
 FEW_HELD_OUT_TOKENS = 50_000
 """Held-out tokens below which a remark is made: by them alone models are compared."""

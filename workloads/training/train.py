@@ -25,6 +25,7 @@ from workloads.distributed import process_group
 from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import materialise_model
+from workloads.sharding.table_shard import count_params
 from workloads.training import device, kept_step
 from workloads.training.benchmark_hook import BenchmarkHook
 from workloads.training.checkpointing import TrainState, latest_checkpoint
@@ -196,6 +197,7 @@ def _model(plan: _RankPlan, corpus: Corpus, mesh: Mesh, *, resumes: bool) -> nn.
         # Halves of a master are made of fp32 values.
         host_dtype=torch.bfloat16 if plan.config.table_precision == "bf16" else None,
     )
+    _require_counts(plan, corpus.vocab_size, model)
     initialise(model, job.seed)
     if plan.config.document_mask:
         separator = _separator(plan.architecture, plan.source, corpus)
@@ -204,6 +206,20 @@ def _model(plan: _RankPlan, corpus: Corpus, mesh: Mesh, *, resumes: bool) -> nn.
     if job.from_pretrained is not None and not resumes:
         start_from(model, job)
     return model
+
+
+def _require_counts(plan: _RankPlan, vocab_size: int, model: nn.Module) -> None:
+    """Compare the parameters that a sweep was planned with and those of the model.
+
+    Raises:
+        ValueError: If they differ. Sizes, memory and `match` would be wrong, too.
+    """
+    counted, built = plan.architecture.param_count(vocab_size).total, count_params(model)
+    if counted != built:
+        raise ValueError(
+            f"model: param_count gives {counted:,} parameters, the model has {built:,}; mend the "
+            "components of its Config (tests/unit/workloads/architectures/test_contract.py)"
+        )
 
 
 def _step(

@@ -134,7 +134,7 @@ def test_tokens_follow_from_flops():
         ("params,tokens,loss\n", "has no rows"),
         ("params,loss,loss\n1,2,3\n", "two columns are named loss"),
         ("n_params,num_params,loss\n1,2,3\n", "params could be n_params or num_params"),
-        ("params,tokens\n1,2\n", "no outcome, got params, tokens, flops; needed is one of"),
+        ("params,tokens\n1,2\n", "no outcome, got params, tokens; needed is one of"),
         ("params,tokens,ppl\n1,2,33\n", r"the loss is ln\(ppl\)"),
         ("params,tokens,val_ppl\n1,2,33\n", r"the loss is ln\(val_ppl\)"),
         ("lr,loss\n1,2\n", "no column of sizes, got lr, loss; needed are params"),
@@ -316,3 +316,65 @@ def test_models_named_by_their_sizes_have_parameters():
     assert sorted(runs.table["params"]) == [70e6, 160e6, 1.4e9]
     assert "params is column 'Model', whose names are sizes (rounded ones)" in runs.notes
     assert "params" not in analysis.load(frame.assign(Model=["a", "70M", "b2"])).table
+
+
+def test_a_table_of_which_no_row_counts_says_so_and_so_does_its_fit():
+    frame = table(1200)
+
+    runs = analysis.load(frame.assign(loss=-frame["loss"]))
+
+    assert runs.notes[-1].startswith("all 1,200 rows were excluded; the first, row 0: impossible")
+    with pytest.raises(ValueError, match="no such column, and no row; the notes"):
+        fit_law(CHINCHILLA, runs)
+
+
+@pytest.mark.parametrize("unit", [1e9, "1e9", "B", "b", "billion", "Bn"])
+def test_units_may_be_words(unit):
+    frame = table()
+
+    runs = analysis.load(frame.assign(tokens=frame["tokens"] / 1e9), units={"tokens": unit})
+
+    assert sorted(runs.table["tokens"]) == pytest.approx(sorted(frame["tokens"]))
+
+
+@pytest.mark.parametrize("unit", ["tokens", "", 0, -1e6, float("nan"), True])
+def test_a_unit_that_is_none_names_its_column(unit):
+    with pytest.raises(ValueError, match="units: tokens has no unit .*; give a number such as 1e9"):
+        analysis.load(table(), units={"tokens": unit})
+
+
+def test_a_table_of_accuracies_is_told_under_which_name_they_go():
+    frame = table().rename(columns={"loss": "accuracy"}).assign(accuracy=np.linspace(0.3, 0.8, 12))
+
+    with pytest.raises(ValueError, match=r"which it is, as columns=\{'factual_recall': 'accuracy'"):
+        analysis.load(frame)
+    with pytest.raises(ValueError, match=r"and units=\{'factual_recall': 0.01\}"):
+        analysis.load(frame.assign(accuracy=100 * frame["accuracy"]))
+    assert len(analysis.load(frame, columns={"factual_recall": "accuracy"}).table) == 12
+
+
+def test_messages_list_the_columns_of_the_source():
+    with pytest.raises(ValueError, match="no outcome, got N, D, row; needed"):
+        analysis.load({"N": [7e7, 1e8], "D": [2e9, 3e9], "row": [1, 2]})
+
+
+@pytest.mark.parametrize("name", ["flops_6nd", "FLOPs 6ND", "training_flops_6nd"])
+def test_flops_by_6nd_are_flops_where_there_are_no_others(name):
+    frame = table().assign(**{name: lambda t: 6 * t["params"] * t["tokens"]})
+
+    assert f"flops is column {name!r}" in analysis.load(frame).notes
+    both = analysis.load(frame.assign(train_flops=1.1 * frame[name]))
+    assert "flops is column 'train_flops'" in both.notes
+
+
+def test_decimal_commas_are_not_taken_for_thousands(tmp_path):
+    text = "params;tokens;loss\n70M;1,5B;3,912\n160M;3.2B;3,4\n1,400,000,000;28B;2.6\n"
+
+    runs = loaded(text, tmp_path / "a.csv")
+
+    assert runs.table["params"].tolist() == [1.4e9]
+    assert "tokens is no number: '1,5B' has a decimal comma" in runs.excluded["reason"][0]
+    assert runs.excluded["reason"].tolist()[1] == (
+        "loss is no number: '3,4' has a decimal comma; write a point, or give analysis.load the "
+        "table pandas.read_csv(file, sep=';', decimal=',')"
+    )

@@ -215,6 +215,7 @@ def test_targets_are_read(noisy_families):
     ratio = parse_target("memory/dense: stored_bytes=1e9, tokens=1e9", noisy_families)
 
     assert loss == FAR_OUT
+    assert loss == parse_target("memory: params=1B, tokens=20B", noisy_families)
     assert ratio == MultiplierAt(candidate="memory", reference="dense", measure="stored_bytes", amount=1e9, tokens=1e9)  # fmt: skip
     assert (
         ratio.description
@@ -229,6 +230,7 @@ def test_targets_are_read(noisy_families):
         ("", "cannot read ''; write an architecture"),
         ("params=1e9, tokens=1e9", "cannot read"),
         ("memory: params=many", "cannot read"),
+        ("memory: params=, tokens=2B", "cannot read"),
         ("memory: params=1e9", "the law chinchilla takes params, tokens, got params"),
         ("moe: params=1e9, tokens=1e9", "no 'moe'; there are dense, memory"),
         ("memory/dense: joules=3", "no 'joules'"),
@@ -496,3 +498,35 @@ def test_a_law_that_misfits_is_said():
     (note,) = _misfit_notes(laws)
 
     assert note.startswith("the law of moe misfits its runs (residuals follow the size)")
+
+
+def test_candidates_may_be_dicts_of_their_fields(noisy_families):
+    one = candidate(3e8, 6e8)
+    fields = {"name": one.name, "architecture": "memory", "inputs": one.inputs, "gpu_hours": 1.0}
+
+    found = next_runs(noisy_families, [fields], FAR_OUT)
+
+    assert found.ranked[0].candidate.inputs == one.inputs
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"params": 1e9, "tokens": 1e10},
+            r"candidates, number 0 \(from 0\): name, architecture, inputs, gpu_hours missing; "
+            r"params, tokens unknown; give .* inputs=\{'params': 1000000000.0, 'tokens'",
+        ),
+        (
+            {"name": "a", "architecture": "memory", "inputs": 1e9, "gpu_hours": 1.0},
+            "inputs must be a dict, got 1000000000.0",
+        ),
+        (
+            {"name": "a", "architecture": "memory", "inputs": {"params": 1e9}, "gpu_hours": 1.0},
+            "candidate a: inputs lack tokens, got params; the law chinchilla takes params, tokens",
+        ),
+    ],
+)
+def test_a_wrong_candidate_says_what_it_needs(noisy_families, fields, message):
+    with pytest.raises(ValueError, match=message):
+        next_runs(noisy_families, [fields], FAR_OUT)

@@ -514,6 +514,18 @@ def test_every_rank_makes_as_many_passes(data):
         assert max(parts) <= (2 if rows == 1 and sequences % size else rows)
 
 
+def test_a_model_with_other_parameters_than_were_counted_is_not_trained(tmp_path, monkeypatch):
+    count = dense.Config.param_count
+    monkeypatch.setattr(
+        dense.Config,
+        "param_count",
+        lambda self, vocab_size: replace(count(self, vocab_size), feed_forward=0),
+    )
+
+    with pytest.raises(ValueError, match="model: param_count gives .* parameters, the model has"):
+        run(job_in(tmp_path, model=DENSE), Recorder())
+
+
 def test_a_micro_batch_smaller_than_a_sequence_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"micro_batch_tokens must be at least one sequence \(16\), got 15"
