@@ -57,6 +57,15 @@ MARKS: tuple[Mapping[str, Any], ...] = (
 """Marks of the first, second, ... curve of one architecture, which share its colour."""
 BASE = "dense"
 """Architecture whose levels are drawn through figures of one size."""
+INIT = "model.output_init"
+SMALLER = "depth_scaled"
+"""Value of INIT with which output matrices begin smaller: drawn dotted."""
+LEVELS = {
+    "--": f"dashed: mean of {BASE}",
+    ":": f"dotted: of {BASE} with smaller output matrices",
+    "-.": f"dash-dotted: of another {BASE}",
+}
+"""Line through a figure of dots -> what it is."""
 
 
 class Column(NamedTuple):
@@ -91,30 +100,30 @@ def draw_figure(runs: Runs, columns: Sequence[Column], path: Path) -> None:
         layout="constrained",
     )
     for panel, (metric, heading) in zip(axes[0], panels, strict=True):
-        for (architecture, name, rows), later in zip(curves, _later(curves), strict=True):
+        for (architecture, name, rows), later, line in zip(
+            curves, _later(curves), _lines(curves), strict=True
+        ):
             look: dict[str, Any] = {"color": STYLES[architecture].colour, "label": name}
-            look["linestyle"] = "--" if later or architecture == BASE else "-"
-            look |= MARKS[min(later, len(MARKS) - 1)]
+            look["linestyle"] = line
             at = across[rows.index]
             if at.isna().all():  # without a table: a level, and a band from seed to seed
-                level = {"color": look["color"], "label": name, "linestyle": ":" if later else "--"}
-                panel.axhline(rows[metric].mean(), **level)
+                panel.axhline(rows[metric].mean(), **look)
                 if len(rows) > 1:
                     ends = rows[metric].min(), rows[metric].max()
                     panel.axhspan(*ends, color=look["color"], alpha=0.1, linewidth=0)
                 continue
             means = rows.groupby(at)[metric].mean()
-            panel.plot(means.index, means, **look)
+            panel.plot(means.index, means, **look, **MARKS[min(later, len(MARKS) - 1)])
             if rows["seed"].nunique() > 1:
                 panel.scatter(at, rows[metric], s=9, alpha=0.5, color=look["color"])
-        panel.set(xlabel=label, ylabel=heading)
+        panel.set(xlabel=label, ylabel=_axis_name(heading, panel.get_ylim(), "\n"))
         log_scale(panel, "x", *margins(across.dropna(), least=1.5), show=rounded, most=6)
     handles, names = axes[0][-1].get_legend_handles_labels()
     columns_of_names = 2 * len(panels)
     figure.legend(handles, names, loc="outside upper center", ncols=columns_of_names, fontsize=7)
     if table["seed"].nunique() > 1:
         words = "lines: means over seeds; small points: seeds"
-        caption(figure, f"{words}; shaded: from seed to seed" if across.isna().any() else words)
+        caption(figure, f"{words}; shaded: their span" if across.isna().any() else words)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -164,7 +173,8 @@ def _across(table: pd.DataFrame) -> tuple[str, pd.Series]:
 def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, pd.DataFrame]]:
     """Yield architecture, name and runs of every curve: settings that vary make further ones.
 
-    A setting that has one value at each place of the x axis makes no further curve.
+    A setting that has one value at each place of the x axis makes no further curve. Plain output
+    matrices come before smaller ones.
     """
     for architecture, rows in table.groupby("architecture"):
         settings = [name for name in rows if name.startswith(("train.", "model."))]
@@ -176,16 +186,28 @@ def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, 
             tokens = rows.groupby(others, dropna=False)["train.tokens"].nunique()
             varied = others if tokens.max() <= 1 else varied
         if not varied:
-            yield str(architecture), str(architecture), rows
+            yield str(architecture), ", ".join([str(architecture), *_shared_init(rows)]), rows
             continue
-        for values, part in rows.groupby(varied, dropna=False):
+        parts = list(rows.groupby(varied, dropna=False))
+        for values, part in sorted(parts, key=lambda of: _begins_smaller(of[1])):
             named = zip((name.rpartition(".")[2] for name in varied), values, strict=True)
             shown = [
                 f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
                 for name, value in named
                 if not pd.isna(value)
             ]
-            yield str(architecture), ", ".join([str(architecture), *shown]), part
+            words = [] if INIT in varied else _shared_init(part)
+            yield str(architecture), ", ".join([str(architecture), *words, *shown]), part
+
+
+def _begins_smaller(rows: pd.DataFrame) -> bool:
+    """Return whether output matrices of all these runs begin smaller."""
+    return INIT in rows and bool((rows[INIT] == SMALLER).all())
+
+
+def _shared_init(rows: pd.DataFrame) -> list[str]:
+    """Return the words for a beginning that all runs of a curve share, if it is not the plain one."""
+    return [f"{INIT.rpartition('.')[2]} {SMALLER}"] if _begins_smaller(rows) else []
 
 
 def _loss(columns: Sequence[Column]) -> Column:
@@ -197,6 +219,27 @@ def _later(curves: Sequence[tuple[str, str, pd.DataFrame]]) -> list[int]:
     """Return of each curve how many others of its architecture stand before it."""
     architectures = [architecture for architecture, *_ in curves]
     return [architectures[:place].count(name) for place, name in enumerate(architectures)]
+
+
+def _lines(curves: Sequence[tuple[str, str, pd.DataFrame]]) -> list[str]:
+    """Return the line of each curve: dotted where output matrices begin smaller.
+
+    Of the others the first of an architecture is solid, that of BASE dashed; further ones are
+    dash-dotted.
+    """
+    found: list[str] = []
+    plain: set[str] = set()
+    for architecture, _, rows in curves:
+        first = "--" if architecture == BASE else "-"
+        found.append(":" if _begins_smaller(rows) else "-." if architecture in plain else first)
+        if found[-1] != ":":
+            plain.add(architecture)
+    return found
+
+
+def _axis_name(heading: str, ends: tuple[float, float], before: str = " ") -> str:
+    """Return the name of an axis, which says where 0 lies beyond its lower end."""
+    return f"{heading}{before}(axis not from 0)" if min(ends) > 0 else heading
 
 
 def _dots(
@@ -216,24 +259,24 @@ def _dots(
         squeeze=False,
         layout="constrained",
     )
-    levels = len(named) > 2 and any(architecture == BASE for architecture, *_ in named)
+    lines = _lines(named)
+    shown = {line for (name, *_), line in zip(named, lines, strict=True) if name == BASE}
+    levels = shown if len(named) > 2 else set()
     for panel, (metric, heading) in zip(axes[0], columns, strict=True):
-        for place, ((architecture, _, rows), later) in enumerate(
-            zip(named, _later(named), strict=True)
-        ):
+        for place, ((architecture, _, rows), line) in enumerate(zip(named, lines, strict=True)):
             colour, mean = STYLES[architecture].colour, rows[metric].mean()
             panel.scatter(rows[metric], [place] * len(rows), s=16, color=colour, alpha=0.6)
             if len(rows) > 1:
                 panel.scatter(mean, place, s=70, marker="|", color="black")
             if levels and architecture == BASE:
-                panel.axvline(mean, color=colour, linestyle=":" if later else "--", linewidth=0.9)
-        panel.set(xlabel=heading)
+                panel.axvline(mean, color=colour, linestyle=line, linewidth=0.9)
+        panel.set(xlabel=_axis_name(heading, panel.get_xlim()))
         panel.set_ylim(len(named) - 0.5, -0.5)
         panel.grid(axis="both", alpha=0.3)
     axes[0][0].set_yticks(range(len(named)), [name for _, name, _ in named])
     several = any(len(rows) > 1 for *_, rows in named)
     legend = "dots: seeds; black mark: their mean" if several else "dots: one seed of each"
-    caption(figure, f"{legend}; dashed and dotted: means of {BASE}" if levels else legend)
+    caption(figure, "; ".join([legend, *(LEVELS[line] for line in LEVELS if line in levels)]))
     figure.savefig(path, dpi=130)
     plt.close(figure)
 

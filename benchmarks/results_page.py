@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from results_figure import Column, draw_figure, figure_columns, varied_numbers
+import yaml
+from results_figure import INIT, Column, draw_figure, figure_columns, varied_numbers
 
 import analysis
 from analysis.loading.load import Runs
@@ -277,7 +278,9 @@ def _read(record: Path) -> pd.DataFrame:
 
 
 def _recorded_runs(record: Path) -> Runs:
-    """Return the runs that a CSV holds, without what it does not say."""
+    """Return the runs that a CSV holds, without what it does not say but how matrices begin."""
+    lines = _read(record)
+    shared = {} if INIT in lines else _shared_init(record.stem)
     rows = [
         plain_row(
             trial_id=line["trial_id"],
@@ -285,14 +288,28 @@ def _recorded_runs(record: Path) -> Runs:
             architecture=line["architecture"],
             preset=None if pd.isna(line["preset"]) else line["preset"],
             seed=line["seed"],
-            settings={k: v for k, v in line.items() if k.startswith(SETTINGS) and pd.notna(v)},
+            settings=shared
+            | {k: v for k, v in line.items() if k.startswith(SETTINGS) and pd.notna(v)},
             accounting={k: v for k, v in line.items() if k in ACCOUNTING and pd.notna(v)},
             metrics=_measured(line),
         )
-        for line in _read(record).to_dict("records")
+        for line in lines.to_dict("records")
     ]
     table, faulty = check_rows(rows)
     return Runs(table=table, excluded=exclusions(faulty), source=str(record), sweep=record.stem)
+
+
+def _shared_init(sweep: str) -> dict[str, str]:
+    """Return how output matrices of all trials begin by the sweep's file, if it says that.
+
+    A setting that all trials share has no column in a CSV.
+    """
+    for file in sorted((ROOT / "sweeps").rglob("*.yaml")):
+        text = file.read_text(encoding="utf-8")
+        if f"\nname: {sweep}\n" in text:
+            init = (yaml.safe_load(text).get("model") or {}).get(INIT.rpartition(".")[2])
+            return {} if init is None else {INIT: init}
+    return {}
 
 
 def _measured(line: Mapping[str, Any]) -> dict[str, float]:

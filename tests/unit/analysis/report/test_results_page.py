@@ -44,13 +44,14 @@ def write(synthetic, tmp_path):
         people=1_000,
         n_keys=None,
         base=None,
+        init=None,
         width=32,
         preset="32w",
         rate=None,
         **metrics,
     ):
         trial = synthetic.make_trial(architecture, width, seed, sweep="facts", **metrics)
-        more = {"n_keys": n_keys, "base": base}
+        more = {"n_keys": n_keys, "base": base, "output_init": init}
         model = trial.spec.model | {name: value for name, value in more.items() if value}
         spec = replace(
             trial.spec,
@@ -97,7 +98,7 @@ def rows(lines):
 def points(figures):
     """Return the curves of all panels: heading of the panel and architecture to what is drawn."""
     return {
-        (axes.get_ylabel(), line.get_label()): line.get_xydata().tolist()
+        (axes.get_ylabel().partition("\n")[0], line.get_label()): line.get_xydata().tolist()
         for figure in figures
         for axes in figure.axes
         for line in axes.lines
@@ -290,6 +291,27 @@ def test_tables_of_one_size_are_drawn_against_their_rows_and_the_base_as_a_level
     assert drawn["memory_plus"] == [[64, 2.75], [256, 3.0]]
     assert {y for _, y in drawn["dense"]} == {3.5}
     assert loss.get_xlabel() == "rows of the memory"
+
+
+def test_dense_is_dashed_where_it_begins_plainly_and_dotted_where_smaller(
+    write, page, results_figure
+):
+    for init, loss in ((None, 3.0), ("depth_scaled", 2.75)):
+        write("dense", 0, init=init, **{"valid/loss": loss})
+        for n_keys in (8, 16):
+            write("memory_plus", 0, n_keys=n_keys, init=init, **{"valid/loss": loss - n_keys / 32})
+
+    _, figures = page(written=False)
+    loss = figures[-1].axes[0]
+    results_figure.plt.close("all")
+
+    assert {line.get_label(): line.get_linestyle() for line in loss.lines} == {
+        "dense": "--",
+        "dense, output_init depth_scaled": ":",
+        "memory_plus": "-",
+        "memory_plus, output_init depth_scaled": ":",
+    }
+    assert loss.get_ylabel() == "held-out loss, nats per token\n(axis not from 0)"
 
 
 def test_every_architecture_has_a_look_of_its_own(results_figure):
