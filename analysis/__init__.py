@@ -7,10 +7,10 @@
     analysis.histories(runs, ("memory/", "moe/"))  # those metrics at every reported step
 
     runs = analysis.load("published.csv", columns={"params": "N", "loss": "c4"})  # anybody's runs
-    fit = analysis.fit_law(analysis.laws.law_named("chinchilla"), runs.table)
+    fit = analysis.fit_law("chinchilla", runs)
     analysis.save(analysis.draw(fit), "chinchilla")
 
-    laws = analysis.fit_families(runs.table)  # one law per architecture
+    laws = analysis.fit_families(runs)  # one law per architecture
     analysis.draw(analysis.multipliers(laws, "memory_plus"))
     analysis.draw(analysis.frontier(laws))
 

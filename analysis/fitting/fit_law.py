@@ -5,7 +5,7 @@ than the law, so they are drawn together. Every law goes through this file: laws
 curves of one size, and links from loss to accuracy.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -26,13 +26,17 @@ from analysis.fitting.multistart import (
     resample,
 )
 from analysis.fitting.objective import Objective
+from analysis.fitting.outliers import scale_of
 from analysis.fitting.result import FitStatus, HoldOut, LawFit, inputs_of
+from analysis.fitting.verdict import outliers_of, too_few_for_intervals
 from analysis.loading.columns import (
     LOSS_ADVICE,
+    OURS,
     HasTable,
     as_columns,
     column,
     equal_rows,
+    in_words,
     labels,
     numbers,
 )
@@ -58,6 +62,9 @@ HOLD_OUT_SHARE = 0.25
 HOLD_OUT_DRAWS = 300
 """Most resamples behind the band of a held-out prediction; it needs less precision than a
 report."""
+
+ROUNDING = 1e-4
+"""Share of the variance of a column's logarithm below which what the inputs leave is rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,7 +115,8 @@ def fit_law(
         clusters: Configuration (or run, for checkpoints) per row, or the column that holds it; rows
             of one are resampled together. None makes rows of equal inputs one configuration.
         objective: What is minimised. None is the law's own: mostly Huber(1e-3) of log errors.
-        sigma: (n,) standard deviations of errors, or their column; a run counts 1 / sigma^2.
+        sigma: (n,) standard deviations of residuals, or their column: relative ones (0.01 is one
+            per cent) where residuals are of logs. A run counts 1 / sigma^2.
         fixed: Known parameters and their values, in the units of the data.
         bounds: Parameters and the two values that they lie between.
         n_draws: Resamples behind the intervals; 0 for none.
@@ -130,28 +138,44 @@ def fit_law(
         >>> fit.predict([1.024e9]).y.round(4).tolist()
         [3.0625]
     """
+    _check_draws(level, n_draws)
     law, runs = _within(as_law(law), fixed, bounds), as_columns(runs)
     objective = objective or law.default_objective
     # Before the search: impossible units are refused at once, and a fit without numbers has its
     # warnings, too.
     data = _read(law, runs, outcome, columns, clusters, objective, sigma)
-    controls = _weighted(controls, runs, sigma, len(data.y))
+    controls, stated_sd = _weighted(controls, runs, sigma, len(data.y))
     warnings = _check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)
     # Too few or equal runs are a status, not an error: of many fits one may have no numbers.
     problem, found = _optimise(law, data, objective, controls)
     fit = _without_numbers(law, data, objective, outcome, level, found, warnings, controls.weights)
+    fit = replace(fit, stated_sd=stated_sd)
     if problem is None or found.theta is None:
         return fit
     drawn, note = _resample(problem, found, data, controls, n_draws=n_draws, seed=seed)
     fit = _with_numbers(fit, problem, found, drawn, data, controls)
     # What is wrong with the table shows in the residuals again; it is said once.
+    groups: list[str] = []
     if not warnings and "architectures" not in accept:
-        warnings = _check_groups(problem, found.theta, fit.residuals, data, controls.rows)
+        groups = _check_groups(problem, found.theta, fit.residuals, data, controls.rows)
+    if not groups and "outliers" not in accept:
+        groups = _check_outliers(fit, controls.rows)
+    warnings += groups
     options = {"objective": objective, "n_draws": n_draws, "seed": seed, "level": level}
     held, held_note = _hold_out(law, data, hold_out, fit.weights, options)
     sentence = _with_warnings(found.sentence + note, warnings)
     fit = replace(fit, sentence=sentence, warnings=tuple(warnings))
     return replace(fit, hold_out=held, hold_out_note=held_note)
+
+
+def _check_draws(level: float, n_draws: int) -> None:
+    """Raise unless intervals of `level` can be made of `n_draws` resamples."""
+    if not 0 < level < 1:
+        raise ValueError(f"level: must lie between 0 and 1, got {level}; 0.95 is 95 %")
+    if not isinstance(n_draws, int | np.integer) or n_draws < 0:
+        raise ValueError(
+            f"n_draws: must be a whole number, got {n_draws}; 1000 is usual, and 0 draws none"
+        )
 
 
 def _within(
@@ -161,16 +185,25 @@ def _within(
     twice = sorted(set(fixed or {}) & set(bounds or {}))
     if twice:
         raise ValueError(f"fixed: {twice[0]} has bounds, too; give one of the two")
+    unknown = [name for name in fixed or {} if name not in law.parameter_names]
+    if unknown:
+        raise ValueError(
+            f"fixed: {law.name} has no parameter {unknown[0]}; it has "
+            f"{', '.join(law.parameter_names)}"
+        )
     given = {**(bounds or {}), **{name: (value, value) for name, value in (fixed or {}).items()}}
     return law.within(given) if given else law
 
 
 def _weighted(
     controls: FitControls, runs: Runs, sigma: ArrayLike | str | None, n: int
-) -> FitControls:
-    """Return the controls with weights 1 / sigma^2, one on average; without sigma as they are."""
+) -> tuple[FitControls, float]:
+    """Return the controls with weights 1 / sigma^2, one on average, and sigma at weight one.
+
+    Without sigma the controls are as they were, and the latter NaN.
+    """
     if sigma is None:
-        return controls
+        return controls, float("nan")
     if controls.weights is not None:
         raise ValueError("sigma: controls.weights are given, too; give one of the two")
     named = {"sigma": sigma} if not isinstance(sigma, str) else runs
@@ -178,7 +211,8 @@ def _weighted(
     if len(values) != n:
         raise ValueError(f"sigma: {len(values)} values for {n} runs; give one per run")
     weights = values**-2.0
-    return replace(controls, weights=weights / weights.mean())
+    mean = float(weights.mean())
+    return replace(controls, weights=weights / mean), mean**-0.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -200,6 +234,11 @@ class _Data:
     def n_distinct(self) -> int:
         """Runs with different inputs."""
         return int(self.places.max()) + 1
+
+    @property
+    def n_clusters(self) -> int:
+        """Configurations: what is resampled."""
+        return len(np.unique(self.labels))
 
     def chosen(self, rows: NDArray[np.bool_]) -> dict[str, Any]:
         """Return some rows as a table with the column `outcome`."""
@@ -238,22 +277,57 @@ def _read(
     found = labels(runs, clusters, places)
     order = np.lexsort((found, y, *sizes[::-1]))
     used = {outcome, "seed", *SIZES, *(names.get(name, name) for name in law.inputs)}
+    used |= {name for ours in OURS.values() for name in ours}
     used |= {sigma} if isinstance(sigma, str) else set()
-    conditions = _conditions(runs, used, len(y))
+    conditions = _conditions(runs, used, inputs)
     return _Data(
         inputs=inputs, y=y, labels=found, places=places, order=order, conditions=conditions
     )
 
 
-def _conditions(runs: Runs, used: Collection[str], n: int) -> Mapping[str, Sequence[Any]]:
-    """Return the columns, but those used, that sort the runs into a few groups."""
+def _conditions(
+    runs: Runs, used: Collection[str], inputs: Mapping[str, Array]
+) -> Mapping[str, Sequence[Any]]:
+    """Return the columns, but those used, that sort the runs into a few groups.
+
+    A column that sorts them as an input does, or follows from the inputs, is no condition; of
+    columns that sort them alike the first stands for all.
+    """
+    n = len(next(iter(inputs.values())))
     found: dict[str, Sequence[Any]] = {}
+    known = {_grouping(values) for values in inputs.values()}
     for name in runs:
-        if name not in used and np.shape(runs[name]) == (n,):
-            values = tuple(str(value) for value in runs[name])
-            if 1 < len(set(values)) <= n / 4:
-                found[str(name)] = values
+        if name in used or np.shape(runs[name]) != (n,):
+            continue
+        values = tuple(str(value) for value in runs[name])
+        grouping = _grouping(values)
+        if not 1 < max(grouping) + 1 <= n / 4 or grouping in known:
+            continue
+        known.add(grouping)
+        if not _follows(runs[name], inputs):
+            found[str(name)] = values
     return MappingProxyType(found)
+
+
+def _grouping(values: Iterable[Any]) -> tuple[int, ...]:
+    """Return a number per row, the same for equal values, counted in order of appearance."""
+    seen: dict[Any, int] = {}
+    return tuple(seen.setdefault(value, len(seen)) for value in values)
+
+
+def _follows(values: Sequence[Any], inputs: Mapping[str, Array]) -> bool:
+    """Return whether a column is a product of powers of the inputs, up to rounding, as 6·N·D is."""
+    try:
+        numeric = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    positive = [v for v in inputs.values() if (v > 0).all()]
+    if not positive or not (np.isfinite(numeric) & (numeric > 0)).all():
+        return False
+    logs = np.log(numeric) - np.log(numeric).mean()
+    powers = np.stack([np.log(v) - np.log(v).mean() for v in positive], axis=1)
+    rest = logs - powers @ np.linalg.lstsq(powers, logs)[0]
+    return bool(rest @ rest <= ROUNDING * (logs @ logs))
 
 
 def _optimise(
@@ -305,10 +379,14 @@ def _resample(
 ) -> tuple[Draws, str]:
     """Return the refitted resamples, and a note if there are none for want of runs."""
     n_free = problem.law.n_free
-    if data.n_distinct - n_free < problem.law.min_spare:
-        return no_draws(problem), (
-            f"; {data.n_distinct} distinct runs for {n_free} parameters are too few for an interval"
-        )
+    few = too_few_for_intervals(
+        problem.law.n_free,
+        min_spare=problem.law.min_spare,
+        n_distinct=data.n_distinct,
+        n_clusters=data.n_clusters,
+    )
+    if few:
+        return no_draws(problem), f"; {few}"
     if controls.resamples is not None:
         weights = np.asarray(controls.resamples, dtype=np.float64)[:, data.order]
         return refit(problem, found, weights), ""
@@ -377,6 +455,24 @@ def _check_groups(
     return [] if found is None else [found.sentence]
 
 
+def _check_outliers(fit: LawFit, rows: NDArray[np.int64] | None) -> list[str]:
+    """Return a sentence that names the runs far from the curve."""
+    found, residuals = outliers_of(fit), fit.standardised
+    if not len(found):
+        return []
+    amount = fit.objective_of.amount
+    rms = float(np.sqrt((residuals**2).sum() / (fit.n_points - fit.n_free)))
+    scale = scale_of(residuals, fit.n_free)
+    named = np.sort(found if rows is None else rows[found])
+    lie, them = ("lies", "it") if len(found) == 1 else ("lie", "them")
+    return [
+        f"{in_words(named)} {lie} far from the curve, by up to "
+        f"{amount(abs(residuals[found[0]]))}, where residuals are {amount(scale)} by a robust "
+        f"scale ({amount(rms)} by root mean square); look at {them}, and leave out "
+        "what was measured wrongly"
+    ]
+
+
 def _without_numbers(
     law: Law,
     data: _Data,
@@ -398,7 +494,7 @@ def _without_numbers(
         objective_of=objective,
         level=level,
         levels=Levels.plain(level),
-        n_configurations=len(np.unique(data.labels)),
+        n_configurations=data.n_clusters,
         degrees_of_freedom=data.n_distinct - law.n_free,
         weights=np.ones(len(data.y)) if weights is None else np.asarray(weights, dtype=np.float64),
         status=found.status,

@@ -223,7 +223,7 @@ def _with_noise(residuals: Array, means: Array, design: _Design) -> Array:
     Configurations of one cluster share as large a part of the noise as their means do.
     """
     generator = np.random.default_rng(0)
-    shared = _shared(means, design.clusters)
+    shared = shared_part(means, design.clusters)
     own = np.sqrt((1 - shared) * design.n_seeds.mean())
     noise = own * generator.standard_normal((N_SIMULATED, len(residuals)))
     if shared > 0:
@@ -299,8 +299,8 @@ def _beyond(sizes: Array, tangent: Array, n_spare: int) -> Array:
     return found
 
 
-def _shared(left: Array, groups: NDArray[np.int64]) -> float:
-    """Return the share of the variance that configurations of one cluster have in common.
+def shared_part(left: Array, groups: NDArray[np.int64]) -> float:
+    """Return the share of the variance of values (n,) that those of one group have in common.
 
     The intraclass correlation of a one-way analysis of variance (Fisher 1925).
     """

@@ -78,6 +78,8 @@ class Law(ABC):
     """Degrees of freedom from which on resampling says something about the error."""
     outcome_is_share = False
     """Whether the outcome lies in [0, 1]."""
+    levels_are_shares = False
+    """Whether the curve's levels lie in [0, 1]; a measured outcome may lie a little outside."""
     anchor: tuple[float, float] | None = None
     """Input and outcome of a point known beforehand that the curve passes near; a two-stage fit
     adds it to the runs of its link."""

@@ -1,6 +1,7 @@
 """Missing-run sensitivity of a fit to part of a sweep.
 
-    found = fit_partial(CHINCHILLA, table)          # rows without a loss are the missing cells
+    found = fit_partial("chinchilla", runs)         # of analysis.load: what it excluded is missing
+    found = fit_partial("chinchilla", table)        # rows without a loss are the missing cells
     print(found.sentence)
     found.moves                                     # one row per scenario: answer and parameters
 
@@ -24,10 +25,19 @@ from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import n_distinct_drawn
 from analysis.fitting.fit_law import FitControls, fit_law
-from analysis.fitting.law import Law
+from analysis.fitting.law import Law, as_law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit, LawPrediction
-from analysis.loading.columns import Runs, column, equal_rows, in_words, labels, numbers
+from analysis.loading.columns import (
+    OURS,
+    HasTable,
+    Runs,
+    as_columns,
+    column,
+    equal_rows,
+    labels,
+    numbers,
+)
 from analysis.loading.validation import ALL_KINDS
 
 Array = NDArray[np.float64]
@@ -41,7 +51,9 @@ class MissingCell:
     """One cell of the sweep without an outcome."""
 
     row: int
-    """In the table given, from 0."""
+    """In the table given, from 0; rows that `analysis.load` excluded follow its last."""
+    name: str
+    """As sentences name it: its `trial_id`, or `row 7`."""
     inputs: Mapping[str, float]
     reason: str
     expected: tuple[float, float, float]
@@ -76,10 +88,25 @@ class PartialFit:
         """Whether there are numbers."""
         return self.fit.usable
 
+    def summary(self) -> str:
+        """Return the sentence, the missing cells, and the summary of the fit."""
+        cells = self.to_frame().to_string(index=False, float_format=lambda v: f"{v:.5g}")
+        return "\n\n".join([self.sentence, *([cells] if self.missing else []), self.fit.summary()])
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per missing cell: its sizes, its interval, and the answer's range."""
+        columns = ["cell", *self.fit.law.inputs, "expected", "low", "high"]
+        columns += ["answer_low", "answer_high", "extrapolated", "reason"]
+        rows = [
+            (c.name, *c.inputs.values(), *c.expected, *c.answer, c.extrapolated, c.reason)
+            for c in self.missing
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
 
 def fit_partial(
-    law: Law,
-    runs: Runs,
+    law: Law | str,
+    runs: Runs | HasTable,
     *,
     outcome: str = "loss",
     columns: Mapping[str, str] | None = None,
@@ -94,9 +121,10 @@ def fit_partial(
     """Fit `law` to the rows that have an outcome, and say what the others would change.
 
     Args:
-        law: Of `analysis/laws`.
+        law: Of `analysis/laws`, or its name there.
         runs: All cells of the sweep, one row each; a missing one has no outcome (NaN, infinite or
-            empty). A column of REASONS says why.
+            empty). A column of REASONS says why. Of what `analysis.load` returns, excluded rows
+            are missing cells where their sizes are known; the sentence counts the others.
         outcome: Column to explain.
         columns: The law's input names to columns, where they differ.
         clusters: Configuration per row, or its column, as in `fit_law`.
@@ -121,6 +149,7 @@ def fit_partial(
         '11 of 12 cells; missing: 1 not run'
     """
     # The largest cell may itself be missing: it is what a sweep is run for, and what others move.
+    law = as_law(law)
     cells = _read_cells(law, runs, outcome, columns, clusters)
     there, inputs = cells.there, cells.inputs
     if at is None:
@@ -140,7 +169,7 @@ def fit_partial(
         clusters=cells.labels[there] if clusters is not None else None,
         n_draws=n_draws,
         accept=accept,
-        controls=FitControls(rows=np.flatnonzero(there)),
+        controls=FitControls(rows=cells.numbers[there]),
         **options,
     )
     if not fit.usable:
@@ -159,6 +188,7 @@ def _with_scenarios(
     missing = [
         MissingCell(
             row=int(row),
+            name=cells.names[row],
             inputs={n: float(v[row]) for n, v in cells.inputs.items()},
             reason=cells.reasons[row],
             expected=(float(expected.y[k]), float(ends[0, k]), float(ends[1, k])),
@@ -178,7 +208,7 @@ def _with_scenarios(
         left_out=_range(taken["answer"]),
         moves=moves,
     )
-    return replace(found, sentence=f"{cells.counted}. {_sentence(found, taken)}")
+    return replace(found, sentence=f"{cells.counted}. {_sentence(found, taken, cells.names)}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,33 +223,47 @@ class _Cells:
     """The same number for rows of equal inputs."""
     labels: NDArray[Any]
     reasons: Sequence[str]
+    names: Sequence[str]
+    numbers: NDArray[np.int64]
+    """As the file counts the rows, where `analysis.load` read one."""
     gone: NDArray[np.int64]
     """Rows of the missing cells, one each."""
+    unplaced: str = ""
+    """Which excluded rows are no cells, and why."""
 
     @property
     def counted(self) -> str:
         """`10 of 12 cells; missing: 2 diverged`."""
         n_there, n = len(np.unique(self.places[self.there])), len(np.unique(self.places))
         words = f"{n_there} of {n} cells"
-        if not len(self.gone):
-            return words
-        by_reason = Counter(self.reasons[i] for i in self.gone)
-        return f"{words}; missing: {', '.join(f'{n} {why}' for why, n in by_reason.items())}"
+        if len(self.gone):
+            by_reason = Counter(_in_short(self.reasons[i]) for i in self.gone)
+            words += f"; missing: {', '.join(f'{n} {why}' for why, n in by_reason.items())}"
+        return words + self.unplaced
 
 
 def _read_cells(
     law: Law,
-    runs: Runs,
+    runs: Runs | HasTable,
     outcome: str,
     columns: Mapping[str, str] | None,
     clusters: Sequence[Any] | NDArray[Any] | str | None,
 ) -> _Cells:
-    names = columns or {}
-    inputs = {n: numbers(runs, names.get(n, n), zero=n in law.may_be_zero) for n in law.inputs}
-    given = pd.Series(list(column(runs, outcome)))
+    table = as_columns(runs)
+    names = {n: (columns or {}).get(n, n) for n in law.inputs}
+    inputs = {n: numbers(table, c, zero=n in law.may_be_zero) for n, c in names.items()}
+    given = pd.Series(list(column(table, outcome)))
     y = pd.to_numeric(given, errors="coerce").to_numpy(np.float64)
+    numbers({outcome: y}, outcome, among=np.isfinite(y))
+    configurations = labels(table, clusters, equal_rows(*inputs.values()))
+    reasons = _reasons(table, outcome, y)
+    rows = _row_numbers(table, len(y))
+    known = table["trial_id"] if "trial_id" in table else [f"row {i}" for i in rows]
+    excluded, unplaced = _excluded_cells(runs, table, names)
+    n = len(excluded)
+    inputs = {name: np.append(v, excluded[name].to_numpy()) for name, v in inputs.items()}
+    y = np.append(y, np.full(n, np.nan))
     there = np.isfinite(y)
-    numbers({outcome: y}, outcome, among=there)
     places = equal_rows(*inputs.values())
     # A cell with one seed left is there; one without any is named by its first row.
     gone = np.flatnonzero(~there & ~np.isin(places, places[there]))
@@ -229,10 +273,54 @@ def _read_cells(
         y=y,
         there=there,
         places=places,
-        labels=labels(runs, clusters, places),
-        reasons=_reasons(runs, outcome, y),
+        labels=np.append(configurations, [f"excluded {i}" for i in range(n)]),
+        reasons=[*reasons, *excluded["reason"]],
+        names=[*map(str, known), *excluded["trial_id"].map(str)],
+        numbers=np.append(rows, np.full(n, -1)),
         gone=np.sort(gone[first]),
+        unplaced=unplaced,
     )
+
+
+def _row_numbers(table: Runs, n: int) -> NDArray[np.int64]:
+    """Return the rows' numbers (n,) as `analysis.load` read them in a file; else from 0."""
+    given = np.asarray(table["row"]) if "row" in table else np.empty(0)
+    if given.shape == (n,) and np.issubdtype(given.dtype, np.integer):
+        return given.astype(np.int64)
+    return np.arange(n)
+
+
+def _excluded_cells(
+    runs: Runs | HasTable, table: Runs, names: Mapping[str, str]
+) -> tuple[pd.DataFrame, str]:
+    """Return the rows that `analysis.load` excluded and whose sizes are known.
+
+    Columns are the law's inputs, trial_id and reason. The text says how many others there are.
+
+    Args:
+        runs: As given.
+        table: Its columns.
+        names: The law's inputs to columns of the table.
+    """
+    excluded = getattr(runs, "excluded", None)
+    if hasattr(runs, "keys") or excluded is None or not len(excluded):
+        nothing = pd.DataFrame(columns=[*names, "trial_id", "reason"])
+        return nothing.astype(dict.fromkeys(names, np.float64)), ""
+    # Of a table that somebody narrowed, what was excluded of other architectures is not missing.
+    excluded = excluded[excluded["architecture"].isin(list(table["architecture"]))]
+    found = {"trial_id": excluded["trial_id"], "reason": excluded["reason"]}
+    for name, theirs in names.items():
+        # Excluded rows have few columns: one of the same sizes as the law's.
+        same = [c for c in (theirs, *OURS.get(theirs, ())) if c in excluded and c in table]
+        same = [c for c in same if np.array_equal(table[c], table[theirs])]
+        found[name] = excluded[same[0]] if same else pd.Series(np.nan, excluded.index)
+    cells = pd.DataFrame(found).astype(dict.fromkeys(names, np.float64))
+    # Sizes with a value that cannot be are in doubt themselves.
+    placed = (cells[list(names)] > 0).all(axis=1) & ~cells["reason"].str.startswith("impossible")
+    n = int((~placed).sum())
+    rows = f"{n} excluded row{'s have' if n > 1 else ' has'}"
+    unplaced = f"; {rows} no known {' and '.join(names)}, so no cell" if n else ""
+    return cells[placed], unplaced
 
 
 def _expected(fit: LawFit, cells: _Cells) -> tuple[LawPrediction | None, Array]:
@@ -323,11 +411,16 @@ def _reasons(runs: Runs, outcome: str, y: Array) -> list[str]:
     return reasons
 
 
+def _in_short(reason: str) -> str:
+    """Return a reason without its kind and what to do, which `analysis.load` adds."""
+    return reason.partition(";")[0].removeprefix("missing: ").removeprefix("not finite: ")
+
+
 def _range(values: "pd.Series[float]") -> tuple[float, float] | None:
     return (float(values.min()), float(values.max())) if len(values) else None
 
 
-def _sentence(found: PartialFit, taken: pd.DataFrame) -> str:
+def _sentence(found: PartialFit, taken: pd.DataFrame, names: Sequence[str]) -> str:
     assert found.answer is not None
     where = ", ".join(f"{n} {v:.3g}" for n, v in found.at.items())
     value = float(found.answer.y[0])
@@ -340,9 +433,10 @@ def _sentence(found: PartialFit, taken: pd.DataFrame) -> str:
         low, high = found.could_be
         most = max(found.missing, key=lambda c: c.answer[1] - c.answer[0])
         size = ", ".join(f"{n} {v:.3g}" for n, v in most.inputs.items())
+        which = f"{most.name} ({size}; {_in_short(most.reason)})"
         words.append(
             "with the missing cells at the ends of their prediction intervals it would be "
-            f"{low:.5g} to {high:.5g}, moved most by row {most.row} ({size}; {most.reason}): "
+            f"{low:.5g} to {high:.5g}, moved most by {which}: "
             f"{most.answer[0]:.5g} to {most.answer[1]:.5g}"
         )
     if found.left_out is not None:
@@ -350,6 +444,6 @@ def _sentence(found: PartialFit, taken: pd.DataFrame) -> str:
         far = taken.iloc[int(np.abs(taken["answer"].to_numpy() - value).argmax())]
         words.append(
             f"without one of the cells that are there it would be {low:.5g} to {high:.5g}, "
-            f"moved most by {in_words(np.asarray([int(far['row'])]))}"
+            f"moved most by {names[int(far['row'])]}"
         )
     return "; ".join(words)

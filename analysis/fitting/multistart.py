@@ -142,10 +142,14 @@ def _rejection(
         )
     condition = condition_number(problem, found.parameters[best])
     if condition > SINGULAR and not allow_singular:
+        met = problem.bounds_met(found.parameters[best])
+        apart = f"the runs do not tell the parameters apart (condition number {condition:.0e})"
+        # A flat term is a constant, and so is the floor: other sizes do not part the two.
+        flat = any("does not fall" in phrase for phrase in met)
+        advice = "look at these runs" if flat else "vary the sizes independently"
         return (
             FitStatus.UNDERDETERMINED,
-            f"the runs do not tell the parameters apart (condition number {condition:.0e}); "
-            "vary the sizes independently, or fit a law with fewer parameters",
+            f"{'; '.join([*met, apart])}; {advice}, or fit a law with fewer parameters",
         )
     return None
 

@@ -61,6 +61,10 @@ class Objective:
             return predicted * np.exp(-residuals)
         return (predicted + self.offset) * np.exp(-residuals) - self.offset
 
+    def amount(self, residual: float) -> str:
+        """Return a residual with its unit."""
+        return f"{100 * residual:.2g} %" if self.residual == "log" else f"{residual:.2g}"
+
     @property
     def words(self) -> str:
         """As a table's note says it."""

@@ -212,6 +212,8 @@ class LawFit:
     """What is odd about the runs (`DataWarning`); also at the end of the sentence."""
     weights: Array = field(default_factory=lambda: np.empty(0))
     """(n,) how much each run counted in the objective; empty is one each."""
+    stated_sd: float = float("nan")
+    """Standard deviation that `sigma` states of a run of weight one; NaN without."""
     outcome: str = "loss"
     """Name of the column that was explained."""
     conditions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -304,7 +306,7 @@ class LawFit:
         Raises:
             ValueError: If the fit has no numbers, or an input is missing or not positive.
         """
-        at = inputs_of(self.law, inputs)
+        at = self._inputs_at(inputs)
         y = self.law.evaluate(at, self.best)
         curves = self._drawn_curves(at)
         low, high = confidence_band(curves, self.levels.curve)
@@ -341,10 +343,22 @@ class LawFit:
         Raises:
             ValueError: If the fit has no numbers, or an input is missing or not positive.
         """
-        at = inputs_of(self.law, inputs)
+        at = self._inputs_at(inputs)
         return self.law.evaluate(at, self.best), *confidence_band(
             self._drawn_curves(at), self.levels.curve
         )
+
+    def _inputs_at(self, given: Mapping[str, ArrayLike] | ArrayLike) -> dict[str, Array]:
+        """Return where to predict, (n,) by name; say which input was forgotten."""
+        if hasattr(given, "keys"):
+            there = [str(name) for name in cast("Mapping[str, Any]", given)]
+            missing = [name for name in self.law.inputs if name not in there]
+            if missing:
+                raise ValueError(
+                    f"inputs: {self.law.name} predicts from {' and '.join(self.law.inputs)}, got "
+                    f"{', '.join(there) or 'nothing'}; give {' and '.join(missing)}, too"
+                )
+        return inputs_of(self.law, given)
 
     def _drawn_curves(self, at: Mapping[str, Array]) -> Array:
         """Return the law (n_draws, n) under the parameters of every draw."""
@@ -466,6 +480,11 @@ def inputs_of(
         values = np.atleast_1d(np.asarray(column(table, name)))
         inputs[name] = numbers({shown: values}, shown, zero=name in law.may_be_zero)
     n = max(len(v) for v in inputs.values())
+    uneven = {k: len(v) for k, v in inputs.items() if len(v) not in (1, n)}
+    if uneven:
+        longest = next(k for k, v in inputs.items() if len(v) == n)
+        name, size = next(iter(uneven.items()))
+        raise ValueError(f"{name}: {size} values, but {longest} has {n}; give one per run")
     return {k: np.broadcast_to(v, n).copy() if len(v) == 1 else v for k, v in inputs.items()}
 
 

@@ -17,15 +17,16 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import n_distinct_drawn, resample_clusters
 from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.interval_calibration import widened
-from analysis.fitting.law import Law
+from analysis.fitting.law import Law, as_law, without_views
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import Band, LawFit, confidence_band
-from analysis.fitting.verdict import FitVerdict, worst
+from analysis.fitting.verdict import FitVerdict, too_few_for_intervals, worst
 from analysis.loading.columns import (
     LOSS_ADVICE,
     HasTable,
@@ -50,6 +51,9 @@ Mask = NDArray[np.bool_]
 
 ANCHOR_SD = 0.1
 """How far the outcome at an anchor may be from it: labels are wrong, questions ambiguous."""
+
+PER_CENT = 1.5
+"""Above, an outcome is no share: one with noise is at most a little above 1."""
 
 NEARLY_ZERO = 1e-9
 """Loss that stands for zero, as inputs are positive."""
@@ -93,6 +97,25 @@ class TwoStageFit:
         """Both stages' sentences, and what is odd about the runs."""
         look = f". Look at: {'; '.join(self.warnings)}" if self.warnings else ""
         return f"loss: {self.to_loss.sentence}. outcome: {self.to_outcome.sentence}{look}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled; the verdict is found again."""
+        return without_views({k: v for k, v in vars(self).items() if k != "verdict"})
+
+    def summary(self) -> str:
+        """Return the verdict, what is odd about the runs, and the summaries of both stages."""
+        return "\n\n".join(
+            [
+                "\n".join([f"verdict: {self.verdict}", *self.warnings]),
+                f"1. from sizes to {self.to_loss.outcome}\n{self.to_loss.summary()}",
+                f"2. from {self.to_loss.outcome} to {self.outcome}\n{self.to_outcome.summary()}",
+            ]
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per stage (its outcome) and coefficient: value, low, high."""
+        stages = {fit.outcome: fit.to_frame() for fit in (self.to_loss, self.to_outcome)}
+        return pd.concat(stages, names=["stage"])
 
     def predict(self, inputs: Mapping[str, ArrayLike]) -> TwoStagePrediction:
         """Return the outcome at `inputs` with intervals through both stages; NaN without draws.
@@ -140,7 +163,7 @@ class TwoStageFit:
 
 
 def fit_chain(
-    law: Law,
+    law: Law | str,
     link: Law,
     runs: Runs | HasTable,
     *,
@@ -161,7 +184,7 @@ def fit_chain(
     """Fit both stages.
 
     Args:
-        law: Sizes to loss.
+        law: Sizes to loss, of `analysis/laws`, or its name there.
         link: Loss to outcome, of `analysis/laws/loss_to_accuracy.py`.
         runs: Columns, one row per run, or what `analysis.load` returns.
         loss: Column of the loss.
@@ -183,21 +206,30 @@ def fit_chain(
 
     Example:
         >>> import numpy as np
-        >>> from analysis import law_named
         >>> from analysis.laws.loss_to_accuracy import Sigmoid
         >>> N, D = (v.ravel() for v in np.meshgrid([1e7, 3e7, 1e8, 3e8], [1e9, 4e9, 1.6e10]))
         >>> runs = {"params": N, "tokens": D, "loss": 1.8 + 400 * N**-0.35 + 2000 * D**-0.37}
         >>> runs["accuracy"] = 0.25 + 0.7 / (1 + np.exp(4 * (runs["loss"] - 3)))
-        >>> chain = fit_chain(law_named("chinchilla"), Sigmoid(chance=0.25), runs, n_draws=0)
+        >>> chain = fit_chain("chinchilla", Sigmoid(chance=0.25), runs, n_draws=0)
         >>> at = chain.predict({"params": 1e9, "tokens": 6.4e10})
         >>> at.loss.round(3).tolist(), at.y.round(3).tolist()
         ([2.284], [0.912])
     """
-    runs = as_columns(runs)
+    law, runs = as_law(law), as_columns(runs)
+    if not isinstance(link, Law):
+        raise ValueError(
+            "link: must be a curve of analysis/laws/loss_to_accuracy.py, such as "
+            f"Sigmoid(chance=0.25), got {link!r}; its levels depend on the task"
+        )
     first, second = (_mask(rows, len(column(runs, loss))) for rows in (law_rows, link_rows))
     table = _sizes(law, runs, columns or {}, first)
     losses = numbers(runs, loss, why=LOSS_ADVICE, among=first | second)
     outcomes = _outcomes(runs, outcome, second, accept)
+    if link.levels_are_shares and np.median(outcomes[second]) > PER_CENT and "units" not in accept:
+        raise ValueError(
+            f"{outcome}: in per cent? divide by 100; the median is "
+            f"{np.median(outcomes[second]):.4g}, and the levels of {link.name} are shares"
+        )
     configurations = labels(runs, clusters, equal_rows(*table.values()))
     named = None if clusters is None else np.unique(configurations, return_inverse=True)[1]
     warnings = _warnings(table, losses, first, loss, named, accept)
@@ -318,8 +350,16 @@ def _resamples(
         seed: Of the generator.
     """
     stages = [(rows, equal_rows(*inputs), n_free) for rows, inputs, n_free in needs]
-    spare = min(len(np.unique(places[rows])) - n_free for rows, places, n_free in stages)
-    if not n_draws or spare < min_spare:
+    too_few = any(
+        too_few_for_intervals(
+            n_free,
+            min_spare=min_spare,
+            n_distinct=len(np.unique(places[rows])),
+            n_clusters=len(np.unique(configurations[rows])),
+        )
+        for rows, places, n_free in stages
+    )
+    if not n_draws or too_few:
         return np.empty((0, len(configurations)))
 
     def enough(drawn: Array) -> Mask:
@@ -337,7 +377,7 @@ def _outcomes(runs: Runs, name: str, among: Mask, accept: Collection[str]) -> Ar
     values = np.asarray(column(runs, name), dtype=np.float64)
     numbers({name: values}, name, negative=True, among=among, why="take it out with link_rows=")
     chosen = values[among]
-    percent = among & (values > 1.5)
+    percent = among & (values > PER_CENT)
     # Shares beside per cent: none of the larger ones is below ten times the largest share.
     if 0 < percent.sum() < among.sum() and chosen.max() <= 100 and "units" not in accept:
         shares = values[among & ~percent]

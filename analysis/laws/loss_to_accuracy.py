@@ -41,6 +41,7 @@ class Sigmoid(Saturating):
     source = "Bhagia et al. 2024, equation 2"
     inputs = ("loss",)
     outcome_is_share = False  # a measured accuracy may be noisy, or normalised
+    levels_are_shares = True
 
     def __init__(self, *, chance: float | None = 0.0, fixed_ceiling: float | None = None) -> None:
         """Fix the levels that are known, as those of `Saturating`."""
@@ -90,6 +91,7 @@ class Exponential(LinearScaleLaw):
     def __init__(self, *, fixed_eps: float | None = None) -> None:
         """Fix the value at infinite loss where it is known (the error of a guess, 1 - chance)."""
         self.fixed_eps = fixed_eps
+        self.levels_are_shares = fixed_eps is not None and fixed_eps <= 1  # else it may be an NLL
         level = np.inf if fixed_eps is None else 0.0
         lowest = GAMMA_RANGE[0] if fixed_eps is None else KNOWN_GAMMA
         bend = "these runs do not show how the curve bends"

@@ -2,6 +2,7 @@
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
@@ -130,19 +131,33 @@ def series_handle(style: SeriesStyle, name: str, **options: Any) -> Line2D:
 def legend_above(
     figure: Figure, handles: Sequence[Artist], *, most_columns: int, **options: Any
 ) -> None:
-    """Put one legend above all panels."""
-    figure.legend(
-        handles=list(handles),
-        loc="outside upper center",
-        ncols=min(len(handles), most_columns),
-        frameon=False,
-        **options,
-    )
+    """Put one legend above all panels, in as many columns as the figure is wide enough for."""
+    for columns in range(min(len(handles), most_columns), 0, -1):
+        legend = figure.legend(
+            handles=list(handles),
+            loc="outside upper center",
+            ncols=columns,
+            frameon=False,
+            **options,
+        )
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
+
+
+CAPTION_LETTERS = 104.0
+"""Letters of a caption that fit into an inch, times its size in points."""
+
+
+def caption_lines(text: str, width: float, *, size: float = 8) -> list[str]:
+    """Return a caption in lines for a figure `width` inches wide."""
+    return textwrap.wrap(text, int(CAPTION_LETTERS / size * width), break_on_hyphens=False)
 
 
 def caption(figure: Figure, text: str, *, size: float = 8, **options: Any) -> None:
-    """Write below all panels how to read them."""
-    figure.supxlabel(text, fontsize=size, color=GREY, **options)
+    """Write below all panels how to read them, in lines as wide as the figure."""
+    lines = caption_lines(text, figure.get_figwidth(), size=size)
+    figure.supxlabel("\n".join(lines), fontsize=size, color=GREY, **options)
 
 
 NO_BAND = "too few runs for an interval"

@@ -14,6 +14,7 @@ from analysis.plotting.fit_panels import (
     draw_column,
     finish,
     is_misfit,
+    outcome_label,
     panel_grid,
     usable_fits,
 )
@@ -35,7 +36,7 @@ def curve_figure(
     fits: LawFit | Mapping[str, LawFit],
     *,
     x: str = "Size",
-    outcome: str = "Outcome",
+    outcome: str | None = None,
     beyond: float = BEYOND,
 ) -> Figure:
     """Return the curves of one size with their residuals.
@@ -43,14 +44,15 @@ def curve_figure(
     Args:
         fits: One fit, or fits by architecture.
         x: Label, or a name of LABELS.
-        outcome: Label.
+        outcome: Label; the name of what was fitted if None.
         beyond: Factor beyond the largest run to which curves are drawn.
 
     Raises:
         ValueError: If no fit has numbers.
     """
     given = fits if isinstance(fits, Mapping) else {"fit": fits}
-    return curves_figure([CurvePanel(fits=given, x=x, outcome=outcome)], beyond=beyond)
+    label = outcome or next((outcome_label(fit.outcome) for fit in given.values()), "Outcome")
+    return curves_figure([CurvePanel(fits=given, x=x, outcome=label)], beyond=beyond)
 
 
 def curves_figure(columns: list[CurvePanel], *, beyond: float = BEYOND) -> Figure:

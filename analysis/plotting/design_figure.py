@@ -24,6 +24,7 @@ from analysis.plotting.axes import (
     rounded,
 )
 from analysis.plotting.canvas import new_figure, styled
+from analysis.plotting.fit_panels import outcome_label
 from analysis.plotting.style import SeriesStyle, series_styles
 from analysis.scaling.design_targets import LossAt
 from analysis.scaling.experimental_design import ExperimentalDesign, RankedCandidate
@@ -95,7 +96,7 @@ def _draw_plane(axes: Axes, design: ExperimentalDesign, styles: dict[str, Series
     log_scale(axes, "y", *margins(ys, least=1.15), show=_tick)
     axes.set(title="Candidates among the runs", xlabel="Parameters N")
     any_tokens = any("tokens" in r.candidate.inputs for r in design.ranked)
-    axes.set_ylabel("Training tokens D" if any_tokens else design.laws.outcome.capitalize())
+    axes.set_ylabel("Training tokens D" if any_tokens else outcome_label(design.laws.outcome))
 
 
 def _draw_price(axes: Axes, design: ExperimentalDesign, styles: dict[str, SeriesStyle]) -> None:

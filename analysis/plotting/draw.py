@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.fitting.missing_run_sensitivity import PartialFit
 from analysis.fitting.result import LawFit
 from analysis.fitting.two_stage import TwoStageFit
 from analysis.loading.load import Runs
@@ -19,6 +20,7 @@ from analysis.plotting.law_figure import law_figure
 from analysis.plotting.multipliers_figure import multipliers_figure
 from analysis.plotting.sweep_figure import sweep_figure
 from analysis.plotting.usage_figure import usage_figure
+from analysis.scaling.architecture_laws import ArchitectureLaws
 from analysis.scaling.compute_multiplier import Multipliers
 from analysis.scaling.envelope import Envelope
 from analysis.scaling.experimental_design import ExperimentalDesign
@@ -33,6 +35,18 @@ def _law(fits: LawFit | Mapping[str, LawFit], **options: Any) -> Figure:
     if one.objective_of.residual == "value" and len(one.inputs) == 1:
         return curve_figure(fits, **options)
     return law_figure(fits, **options)
+
+
+def _partial(found: PartialFit, **options: Any) -> Figure:
+    return _law(found.fit, **options)
+
+
+def _architectures(laws: ArchitectureLaws, **options: Any) -> Figure:
+    # One fit of several architectures has a series for each; others are named by theirs.
+    fits = {id(law.fit): (name, law.fit) for name, law in laws.by_name.items()}
+    if len(fits) < len(laws.by_name):
+        return _law({fit.law.name: fit for _, fit in fits.values()}, **options)
+    return _law(dict(fits.values()), **options)
 
 
 def _multipliers(curves: Multipliers | Sequence[Multipliers], **options: Any) -> Figure:
@@ -51,6 +65,8 @@ FIGURES: Mapping[type, Callable[..., Figure | None]] = {
     TwoStageFit: chain_figure,
     IsoflopFit: isoflop_figure,
     Envelope: envelope_figure,
+    PartialFit: _partial,
+    ArchitectureLaws: _architectures,
     Multipliers: _multipliers,
     Frontier: frontier_figure,
     ExperimentalDesign: design_figure,

@@ -7,7 +7,14 @@ from matplotlib.figure import Figure
 from analysis.formatting import count
 from analysis.plotting.axes import log_scale
 from analysis.plotting.canvas import styled
-from analysis.plotting.fit_panels import BEYOND, finish, hatch_outside, label_axes, panel_grid
+from analysis.plotting.fit_panels import (
+    BEYOND,
+    finish,
+    hatch_outside,
+    label_axes,
+    outcome_label,
+    panel_grid,
+)
 from analysis.plotting.style import series_styles
 from analysis.scaling.envelope import Envelope
 
@@ -15,8 +22,13 @@ AT_EDGE = "#AAAAAA"
 """Of budgets that the smallest or largest size wins."""
 
 
-def envelope_figure(fit: Envelope, *, outcome: str = "Loss") -> Figure:
-    """Return the envelope of training curves, and which size wins at which budget."""
+def envelope_figure(fit: Envelope, *, outcome: str | None = None) -> Figure:
+    """Return the envelope of training curves, and which size wins at which budget.
+
+    Args:
+        fit: Of `fit_envelope`.
+        outcome: Label; the name of what was fitted if None.
+    """
     styles = series_styles(f"{count(s)} wins" for s in np.unique(fit.params))
     compute = float(fit.compute.min()), float(fit.compute.max())
     with styled():
@@ -27,7 +39,7 @@ def envelope_figure(fit: Envelope, *, outcome: str = "Loss") -> Figure:
             colour = AT_EDGE if fit.at_edge[mine].all() else style.colour
             upper.plot(fit.compute[mine], fit.loss[mine], ".", color=colour, markersize=4)
         axes[1, 0].axis("off")
-        label_axes(upper, None, "training_flops", outcome, "")
+        label_axes(upper, None, "training_flops", outcome or outcome_label(fit.outcome), "")
         upper.set_title("Envelope; grey: at the edge")
         log_scale(upper, "x", *compute)
         upper, lower = axes[:, 1]

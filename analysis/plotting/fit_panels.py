@@ -1,6 +1,5 @@
 """Panels of fitted curves: runs, curve and two bands above, residuals below."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,8 +56,12 @@ Y_LABELS = {
     "bits_per_param": "Stored knowledge (bits per parameter)",
     "loss": "Loss (nats per token, lower is better)",
 }
-OUTCOMES = {"loss": "Loss (nats per token)", "accuracy": "Accuracy", "error": "Error"}
-
+OUTCOMES = {
+    **{name: label.replace(", lower is better", "") for name, label in Y_LABELS.items()},
+    "accuracy": "Accuracy",
+    "error": "Error",
+}
+"""Of columns of these names: the shorter labels of figures with several panels."""
 
 MISFIT_LINE = (0, (4, 3))
 """Dashes of a curve that is not to be relied on."""
@@ -214,8 +217,7 @@ def finish(
     words += [f"{name}: no curve, {fit.sentence}" for name, fit in fits.items() if not fit.usable]
     misfits = [name for name, fit in fits.items() if is_misfit(fit)]
     words += filter(None, [misfit_words(misfits)])
-    width = int(13 * figure.get_figwidth())
-    caption(figure, textwrap.fill(" · ".join(words), width, break_on_hyphens=False))
+    caption(figure, " · ".join(words))
 
 
 def misfit_words(names: Sequence[str]) -> str:

@@ -21,7 +21,7 @@ from analysis.plotting.axes import (
     rounded,
 )
 from analysis.plotting.canvas import new_figure, styled
-from analysis.plotting.fit_panels import MISFIT_LINE, is_misfit, misfit_words
+from analysis.plotting.fit_panels import MISFIT_LINE, is_misfit, misfit_words, outcome_label
 from analysis.plotting.shaded_panels import (
     amount_axis,
     capital,
@@ -51,7 +51,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
         figure.get_layout_engine().set(h_pad=0.1)  # type: ignore[union-attr, call-arg]
         place = figure.subplot_mosaic(rows)
         titles = {
-            "loss": (f"Best {frontier.outcome}", frontier.outcome.capitalize()),
+            "loss": (f"Best {frontier.outcome}", outcome_label(frontier.outcome)),
             "params": ("Best size", "Parameters N"),
             "tokens": ("Best training length", "Tokens"),
         }

@@ -17,6 +17,7 @@ from analysis.plotting.fit_panels import (
     finish,
     hatch_outside,
     label_axes,
+    outcome_label,
     panel_grid,
     side_title,
 )
@@ -27,13 +28,13 @@ from analysis.scaling.isoflop_budget import Budget
 Array = NDArray[np.float64]
 
 
-def isoflop_figure(fit: IsoflopFit, *, size: str = "params", outcome: str = "Loss") -> Figure:
+def isoflop_figure(fit: IsoflopFit, *, size: str = "params", outcome: str | None = None) -> Figure:
     """Return the budgets with their curves, and the line through the optima beside the law's.
 
     Args:
         fit: Of `fit_isoflop`.
         size: params or tokens.
-        outcome: Label.
+        outcome: Label; the name of what was fitted if None.
     """
     line = fit.lines[size]
     budgets = list(line.budgets)
@@ -43,7 +44,7 @@ def isoflop_figure(fit: IsoflopFit, *, size: str = "params", outcome: str = "Los
         upper, lower = axes[:, 0]
         for budget, style in zip(budgets, styles.values(), strict=True):
             _draw_budget(upper, lower, budget, style)
-        label_axes(upper, lower, size, outcome, "Residual")
+        label_axes(upper, lower, size, outcome or outcome_label(fit.outcome), "Residual")
         if line.method == "akima":
             lower.yaxis.set_visible(False)
             words = "the curve goes through the mean losses"
@@ -55,10 +56,13 @@ def isoflop_figure(fit: IsoflopFit, *, size: str = "params", outcome: str = "Los
         _draw_line(axes[:, 1], fit, size, list(styles.values()))
         # A legend of all budgets would be higher than the panels.
         shown = dict(list(styles.items())[:: max(1, len(styles) // 8)])
-        unusable = [b.sentence for b in budgets if not b.usable]
-        said = ["; ".join(unusable[:3]) if unusable else line.sentence]
-        if fit.verdict.status is not VerdictStatus.ADEQUATE:
-            said.append(str(fit.verdict))
+        doubts = fit.verdict.status is not VerdictStatus.ADEQUATE
+        verdict = str(fit.verdict) if doubts else ""
+        # A verdict of no line names the budgets itself.
+        unusable = [b.sentence for b in budgets if not b.usable and b.sentence not in verdict]
+        about_budgets = "; ".join(unusable[:3]) if unusable else line.sentence
+        said = [] if about_budgets in verdict else [about_budgets]
+        said += [verdict] if doubts else []
         finish(figure, shown, {}, said, level=line.level, band="band: line over resamples")
     return figure
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from analysis.formatting import count
 from analysis.loading.load import Runs
 from analysis.loading.usage import UsageCurve, UsageCurves, by_parts, usage_curves
-from analysis.plotting.axes import GREY, caption, grid, log_scale, margins, rounded
+from analysis.plotting.axes import GREY, caption, caption_lines, grid, log_scale, margins, rounded
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.style import SeriesStyle
 from analysis.plotting.sweep_figure import sweep_styles
@@ -137,7 +137,8 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
     title = 2 if len(kinds) > 1 else int(kinds == {"moe"})
     styles = sweep_styles(runs, fits)
     with styled():
-        figure, grid = _grid(len(rows), len(kept))
+        reading = _reading(rows, tuned=bool(fits.best), n_left_out=len(every) - len(rows))
+        figure, grid = _grid(len(rows), len(kept), reading)
         for axes, row in zip(grid, rows, strict=True):
             style = styles[row.largest.series]
             for axis, (i, _) in zip(axes, kept, strict=True):
@@ -149,21 +150,21 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
         _scale_x(grid[0, 0], rows)
         for axis in grid[-1]:
             axis.set_xlabel("Training tokens" if x == "tokens" else "Step", fontsize=9)
-        reading = _reading(rows, tuned=bool(fits.best), n_left_out=len(every) - len(rows))
         caption(figure, reading, y=0.08 / figure.get_figheight())
     return figure
 
 
-def _grid(n_rows: int, n_columns: int) -> tuple[Figure, NDArray[Any]]:
-    """Return a figure with panels at fixed places.
+def _grid(n_rows: int, n_columns: int, reading: str) -> tuple[Figure, NDArray[Any]]:
+    """Return a figure with panels at fixed places, and room for the caption below.
 
     Laying out sixty panels by their contents takes seconds.
     """
     height = {1: 2.4, 2: 1.7}.get(n_rows, 1.15)
     left, wide, column_gap, right = 1.95, 1.95, 0.5, 0.15
-    bottom, row_gap, top = 0.8, 0.2, 0.5
+    width = left + n_columns * wide + (n_columns - 1) * column_gap + right
+    bottom, row_gap, top = 0.66 + 0.14 * len(caption_lines(reading, width)), 0.2, 0.5
     size = (
-        left + n_columns * wide + (n_columns - 1) * column_gap + right,
+        width,
         bottom + n_rows * height + (n_rows - 1) * row_gap + top,
     )
     figure = new_figure(*size, layout=None)

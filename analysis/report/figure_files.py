@@ -18,7 +18,7 @@ from analysis.loading.usage import usage_columns
 from analysis.plotting.canvas import KINDS, save
 from analysis.plotting.curve_figure import CurvePanel, curves_figure
 from analysis.plotting.draw import draw
-from analysis.plotting.fit_panels import LABELS, Y_LABELS
+from analysis.plotting.fit_panels import LABELS, outcome_label
 from analysis.plotting.heat_map_figure import heat_map_figure, heat_maps
 from analysis.plotting.sweep_figure import sweep_figure
 from analysis.plotting.table_reads_figure import table_reads_figure
@@ -159,7 +159,7 @@ def _curve_figures(fits: SweepFits) -> dict[str, Maker]:
     """Return a figure per outcome, with a column for every size that some curve was fitted to."""
     figures: dict[str, Maker] = {}
     for outcome in dict.fromkeys(c.spec.outcome for c in fits.curves):
-        label = Y_LABELS.get(outcome, outcome).split(" (")[0]
+        label = outcome_label(outcome)
         columns: dict[tuple[str, str], dict[str, LawFit]] = {}
         for curve in fits.curves:
             if curve.spec.outcome == outcome:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.fitting.fit_law import FitControls, Runs, fit_law
@@ -202,6 +203,24 @@ class ArchitectureLaws:
         """The different fits, each once."""
         return list({id(f.fit): f.fit for f in self.by_name.values()}.values())
 
+    def summary(self) -> str:
+        """Return the summary of every fit, what was assumed, and what has no law."""
+        parts = []
+        for fit in self.fits:
+            names = ", ".join(name for name, f in self.by_name.items() if f.fit is fit)
+            parts.append(f"{names}\n{fit.summary()}")
+        left_out = [f"{name} is left out: {why}" for name, why in self.left_out.items()]
+        return "\n\n".join([*parts, *self.notes, *left_out])
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per architecture and coefficient: value, low, high."""
+        frames: dict[str, pd.DataFrame] = {}
+        for name, f in self.by_name.items():
+            frame = f.fit.to_frame().iloc[f.parameter_indices]
+            # Without the architecture in names such as `A[dense]`.
+            frames[name] = frame.set_axis(list(f.curve.law.parameter_names))
+        return pd.concat(frames, names=["architecture", "parameter"])
+
     def curves(self) -> dict[str, Curve]:
         """Return the curves of all runs, one set of coefficients each."""
         return {name: f.curve for name, f in self.by_name.items()}
@@ -310,7 +329,7 @@ def fit_families(
         # A resample of one architecture has to determine its part of the coefficients.
         needed = -(-joint.n_free // len(names)) + (len(names) > 1)
         weights = table.resampled(names, n_draws=n_draws, seed=seed, needed=needed)
-        fit = _fit_together(table, joint, names, weights, options)
+        fit = _fit_together(table, joint, names, weights, options, outcome)
         fit = replace(fit, n_judged=len(together))
         if not fit.usable:
             left_out |= dict.fromkeys(names, f"its law is {fit.status}: {fit.sentence}")
@@ -388,6 +407,7 @@ def _fit_together(
     names: Sequence[str],
     weights: Array,
     options: Mapping[str, Any],
+    outcome: str,
 ) -> LawFit:
     rows = table.rows_of(*names)
     data = {name: values[rows] for name, values in table.inputs.items()}
@@ -395,7 +415,7 @@ def _fit_together(
     if isinstance(law, SharedCoefficients):
         members = [names.index(a) for a in table.architectures[rows]]
         data["group"] = np.asarray(members, dtype=float)
-    return fit_law(
+    fit = fit_law(
         law,
         data,
         outcome="outcome",
@@ -403,6 +423,7 @@ def _fit_together(
         controls=FitControls(resamples=weights[:, rows], rows=table.rows[rows]),
         **options,
     )
+    return replace(fit, outcome=outcome)
 
 
 def _architecture_law(

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal
 
 
@@ -13,7 +13,7 @@ class Candidate:
     name: str
     architecture: str
     inputs: Mapping[str, float]
-    """The law's inputs."""
+    """The law's inputs, such as `{"params": 1e9, "tokens": 2e10}`."""
     gpu_hours: float
     """Of all its seeds; core-hours if `unit` says so."""
     n_seeds: int = 1
@@ -34,3 +34,34 @@ class Candidate:
             problem = f"n_seeds_done must not be negative, got {self.n_seeds_done}"
         if problem:
             raise ValueError(f"candidate {self.name}: {problem}")
+
+
+def as_candidate(given: Candidate | Mapping[str, Any], number: int) -> Candidate:
+    """Return a candidate, or the one whose fields are given.
+
+    Args:
+        given: A candidate, or a dict of its fields.
+        number: Its place in the list, for messages.
+
+    Raises:
+        ValueError: If a field is missing or unknown; the message says what is needed.
+    """
+    if isinstance(given, Candidate):
+        return given
+    needed = [f.name for f in fields(Candidate) if f.default is MISSING]
+    unknown = sorted(set(given) - {f.name for f in fields(Candidate)})
+    missing = [name for name in needed if name not in given]
+    problems = []
+    if missing:
+        problems.append(f"{', '.join(missing)} missing")
+    if unknown:
+        problems.append(f"{', '.join(unknown)} unknown")
+    if not isinstance(given.get("inputs", {}), Mapping):
+        problems.append(f"inputs must be a dict, got {given['inputs']!r}")
+    if problems:
+        sizes = ", ".join(f"{name!r}: {given[name]!r}" for name in unknown) or "'params': 1e9, …"
+        raise ValueError(
+            f"candidates, number {number} (from 0): {'; '.join(problems)}; give "
+            f"{', '.join(needed)}, with the law's inputs in inputs={{{sizes}}}"
+        )
+    return Candidate(**given)

@@ -53,6 +53,8 @@ class Envelope:
     """(n_draws, 2): ln G and exponent; NaN where a resample has no line."""
     warnings: Sequence[str] = ()
     """What is odd about the curves; also at the end of the sentence."""
+    outcome: str = "loss"
+    """Name of the column of the loss."""
 
     @property
     def usable(self) -> bool:
@@ -131,6 +133,7 @@ def fit_envelope(
         draws=lines[:, 1],
         lines=lines,
         warnings=tuple(warnings),
+        outcome=loss,
     )
 
 

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from analysis.formatting import count, decimals, flops
 from analysis.scaling.architecture_laws import ArchitectureLaw, ArchitectureLaws
-from analysis.scaling.design_candidate import Candidate
+from analysis.scaling.design_candidate import Candidate, as_candidate
 from analysis.scaling.design_covariance import (
     covariance_by_draws,
     covariance_by_information,
@@ -233,7 +233,9 @@ def next_runs(
 
     Args:
         laws: Of `fit_families`.
-        candidates: To choose from, each at most once; or the fields of each.
+        candidates: To choose from, each at most once; or a dict of each one's fields: `name`,
+            `architecture`, `inputs` (of the law, such as `{"params": 1e9, "tokens": 2e10}`) and
+            `gpu_hours`.
         target: What to know better; a text is read by `parse_target`.
         n_runs: Most runs to choose.
         gpu_hours: Most GPU-hours to spend; None is no limit.
@@ -256,12 +258,12 @@ def next_runs(
         >>> runs = make_runs(CHINCHILLA, 24, noise=0.01) | {"architecture": ["dense"] * 24}
         >>> laws = fit_families(runs, n_draws=0)
         >>> offered = [
-        ...     Candidate(
-        ...         name=f"{n:.0e}",
-        ...         architecture="dense",
-        ...         inputs={"params": n, "tokens": 2e11},
-        ...         gpu_hours=1.0,
-        ...     )
+        ...     {
+        ...         "name": f"{n:.0e}",
+        ...         "architecture": "dense",
+        ...         "inputs": {"params": n, "tokens": 2e11},
+        ...         "gpu_hours": 1.0,
+        ...     }
         ...     for n in (1e7, 1e8, 1e10)
         ... ]
         >>> found = next_runs(laws, offered, "dense: params=7e10, tokens=1.4e12", n_runs=1)
@@ -271,9 +273,16 @@ def next_runs(
     if not candidates:
         raise ValueError("candidates: none; give trials that are not in the runs yet")
     # Whatever can be wrong is said before kriging and laws are asked, which takes seconds.
-    given = [c if isinstance(c, Candidate) else Candidate(**c) for c in candidates]
-    for name in sorted({c.architecture for c in given}):
-        laws.named(name)
+    given = [as_candidate(c, i) for i, c in enumerate(candidates)]
+    for one in given:
+        law = laws.named(one.architecture).curve.law
+        lacking = [name for name in law.inputs if name not in one.inputs]
+        if lacking:
+            raise ValueError(
+                f"candidate {one.name}: inputs lack {' and '.join(lacking)}, got "
+                f"{', '.join(one.inputs) or 'none'}; the law {law.name} takes "
+                f"{', '.join(law.inputs)}"
+            )
     target = parse_target(target, laws) if isinstance(target, str) else target
     basis = _basis(laws, given, target, by=by, others=others)
     # Variance of the target by each model before any run: what candidates are to lower.

@@ -22,10 +22,12 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval
 from analysis.fitting.fit_law import fit_law
+from analysis.fitting.law import without_views
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit
 from analysis.fitting.verdict import FitVerdict, VerdictStatus
@@ -43,6 +45,7 @@ from analysis.loading.columns import (
 from analysis.loading.validation import check_size_units, refuse_bad_units
 from analysis.scaling.isoflop_budget import (
     PARABOLA_SIZES,
+    SAME_BUDGET,
     Array,
     Budget,
     Method,
@@ -56,9 +59,6 @@ from analysis.scaling.isoflop_quartic import (
     pooled_noise,
     rejects_parabolas,
 )
-
-SAME_BUDGET = 1.2
-"""Runs whose FLOPs are within this factor of the next are of one budget, if none are given."""
 
 FARTHEST_BUDGET = 10.0
 """A stated budget is within this factor of the FLOPs of its runs."""
@@ -76,14 +76,59 @@ class IsoflopFit:
     """Of the parametric law, with intervals; empty without a fit.
 
     params is beta/(alpha+beta), tokens alpha/(alpha+beta)."""
+    outcome: str = "loss"
+    """Name of the column of the loss."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled; the verdict is found again."""
+        return without_views({k: v for k, v in vars(self).items() if k != "verdict"})
+
+    def summary(self) -> str:
+        """Return the fit as text: the verdict, both lines, and the optimum of every budget."""
+        lines = [
+            f"isoFLOP profiles ({line.method}): optimal {size} = G C^a, {_line_words(line)};"
+            f" a by the parametric law {_with_interval(*self.exponents.get(size, (None, None)))}"
+            for size, line in self.lines.items()
+        ]
+        verdict = f"verdict: {self.verdict}"
+        table = self.to_frame().to_string(index=False, float_format=lambda v: f"{v:.4g}")
+        budgets = [b for line in self.lines.values() for b in line.budgets]
+        without = [b.sentence for b in budgets if not b.usable and b.sentence not in verdict]
+        return "\n".join([*lines, verdict, "", table, *dict.fromkeys(without)])
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return one row per size and budget: its optimum with the ends of its interval."""
+        nothing = (np.nan, np.nan)
+        return pd.DataFrame(
+            [
+                {
+                    "size": size,
+                    "budget_flops": b.compute,
+                    "n_runs": len(b.x),
+                    "optimum": np.nan if b.optimum is None else b.optimum,
+                    "low": (b.interval or nothing)[0],
+                    "high": (b.interval or nothing)[1],
+                    self.outcome: np.nan if b.loss is None else b.loss,
+                    "status": str(b.status),
+                }
+                for size, line in self.lines.items()
+                for b in line.budgets
+            ]
+        )
 
     @cached_property
     def verdict(self) -> FitVerdict:
         """Whether lines and parametric law, which should agree, do within their intervals."""
+        # The runs are of one group for both sizes, so one of the lines says it.
+        chained = [b.sentence for b in next(iter(self.lines.values())).budgets if b.chained]
         without = [line.sentence for line in self.lines.values() if not line.usable]
         if without:
-            return FitVerdict(status=VerdictStatus.UNDERDETERMINED, sentence=without[0])
+            said = [s for s in chained if s not in without[0]]
+            return FitVerdict(
+                status=VerdictStatus.UNDERDETERMINED, sentence="; ".join([*said, without[0]])
+            )
         apart = [text for size in self.lines if (text := self._disagreement(size))]
+        apart = [*chained, *apart]
         parametric = self.parametric.verdict
         about_law = f"parametric law: {parametric.sentence}"
         if apart:
@@ -118,6 +163,19 @@ class IsoflopFit:
         return compute_optimum(dict(self.parametric.parameters), compute)
 
 
+def _line_words(line: OptimumLine) -> str:
+    if line.coefficient is None:
+        return f"no line ({line.status})"
+    return f"G = {line.coefficient:.4g}, a = {_with_interval(line.exponent, line.interval)}"
+
+
+def _with_interval(value: float | None, interval: tuple[float, float] | None) -> str:
+    """Return `0.490 [0.470, 0.510]`."""
+    if value is None:
+        return "unknown"
+    return f"{value:.3f}" + (f" [{interval[0]:.3f}, {interval[1]:.3f}]" if interval else "")
+
+
 def fit_isoflop(
     runs: Runs | HasTable,
     *,
@@ -142,7 +200,9 @@ def fit_isoflop(
         outcome: Column of the loss.
         columns: Those names to the columns that hold them, where they differ.
         budgets: Budget per run, or its column. Numbers are the FLOPs that lines use; other labels
-            only group. None groups runs whose FLOPs differ little (SAME_BUDGET).
+            only group. None sorts the runs by FLOPs and begins a new budget where the next has
+            more than SAME_BUDGET times as many. The verdict says where that chained runs of
+            different budgets.
         clusters: Configuration per run, or its column; None makes rows of equal sizes one.
         method: parabola, quartic or akima; auto is parabola unless the runs reject it.
         within: Use only runs within this factor of the size of lowest loss in their budget.
@@ -183,6 +243,7 @@ def fit_isoflop(
         lines=MappingProxyType(lines),
         parametric=parametric,
         exponents=MappingProxyType(_parametric_exponents(parametric)),
+        outcome=outcome,
     )
 
 
@@ -193,10 +254,13 @@ class _Table:
     sizes: Mapping[str, Array]
     """params and tokens."""
     loss: Array
+    flops: Array
     groups: NDArray[np.int64]
     """Budget of each run, counted from 0."""
     compute: Array
     """FLOPs of each budget."""
+    grouped: bool
+    """Whether nobody named the budgets."""
     labels: NDArray[Any]
     """Configurations."""
     parametric: Mapping[str, Any]
@@ -236,8 +300,10 @@ def _read(
     return _Table(
         sizes=table,
         loss=loss,
+        flops=flops,
         groups=groups,
         compute=compute,
+        grouped=budgets is None,
         labels=configurations,
         parametric=table | {"loss": loss} | kinds,
         named_clusters=None if clusters is None else configurations,
@@ -282,7 +348,9 @@ def _budgets(table: _Table, size: str, settings: ProfileSettings, seed: int) -> 
         # Budgets are independent samples, so each draws with a seed of its own.
         budget = fit_budget(
             **mine,
+            flops=table.flops[rows],
             compute=float(table.compute[g]),
+            grouped=table.grouped,
             settings=settings,
             noise=settings.noise.get(size),
             seed=seed + int(g),

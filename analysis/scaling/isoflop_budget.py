@@ -28,6 +28,20 @@ Method = Literal["parabola", "quartic", "akima"]
 PARABOLA_SIZES = 4
 """Distinct sizes that a parabola's budget must have."""
 
+SAME_BUDGET = 1.2
+"""Runs whose FLOPs are within this factor of the next are of one budget, if none are given."""
+
+WIDEST_BUDGET = 3.0
+"""Factor between the FLOPs of a group's runs above which such a chain is no budget.
+
+At a factor of 3, 59 of 60 intervals held the exponent of simulated tables (five budgets of 15
+sizes, noise 0.3 %), but its error was six times that of even budgets."""
+
+CHAINED = (
+    "these are runs of several budgets, chained because each is within a factor of"
+    f" {SAME_BUDGET:g} of the next; say with budgets= which are of one"
+)
+
 MOST_LOST = 0.5
 """Share of resamples without an optimum from which on a budget counts as having none."""
 
@@ -51,6 +65,10 @@ class Budget:
     """c0, c1, ... of the polynomial in ln(x); None for Akima or without numbers."""
     draws: Array = field(default_factory=lambda: np.empty(0))
     """(n_draws,) ln of the optimum; NaN where a resample has none."""
+    flops: tuple[float, float] = (float("nan"), float("nan"))
+    """Smallest and largest of its runs."""
+    chained: bool = False
+    """Whether it was found by neighbouring FLOPs, and spans more than WIDEST_BUDGET."""
     imagined: SimulatedFits | None = None
     """ln of the optimum of a linear fit to imagined errors.
 
@@ -97,21 +115,42 @@ def fit_budget(
     y: Array,
     labels: NDArray[Any],
     *,
+    flops: Array,
     compute: float,
+    grouped: bool,
     settings: ProfileSettings,
     noise: CurveNoise | None,
     seed: int,
 ) -> Budget:
-    """Return the optimum of one budget's runs (n,), or why it has none."""
+    """Return the optimum of one budget's runs (n,), or why it has none.
+
+    Args:
+        x: Sizes.
+        y: Losses.
+        labels: Configurations.
+        flops: Of the runs.
+        compute: FLOPs of the budget.
+        grouped: Whether nobody named the budgets: the runs are those of neighbouring FLOPs.
+        settings: Of the fit.
+        noise: Of the curves, for quartics.
+        seed: Of the resampling.
+    """
     rows = rows_near_lowest(x, y, settings.within)
     x, y, labels = x[rows], y[rows], labels[rows]
+    low, high = float(flops[rows].min()), float(flops[rows].max())
+    # The margin keeps groups that are exactly as wide but for rounding.
+    chained = grouped and high > WIDEST_BUDGET * low * (1 + 1e-9)
     # Powers of ln x are nearly collinear unless they are centred.
     middle = float(np.log(x).mean())
     u = np.log(x) - middle
     name = f"budget {compute:.3g}"
+    if high > SAME_BUDGET * low:
+        name += f" (runs of {low:.3g} to {high:.3g} FLOPs, a factor of {high / low:.3g})"
+    shared: dict[str, Any] = {"compute": compute, "x": x, "y": y}
+    shared |= {"flops": (low, high), "chained": chained}
     n_sizes = len(np.unique(x))
     try:
-        place, low, coefficients = _minimum(u, y, n_sizes, settings)
+        place, loss, coefficients = _minimum(u, y, n_sizes, settings)
         if noise is None:
             places, level, imagined = _resampled_places(
                 x,
@@ -128,24 +167,24 @@ def fit_budget(
             level, imagined = settings.level, None
             _refuse_if_lost(places)
     except _NoOptimumError as none:
-        sentence = f"{name}: {none}"
-        return Budget(compute=compute, status=none.status, sentence=sentence, x=x, y=y)
+        # More runs do not mend a group that is none.
+        why = f"{str(none).partition(';')[0]}; {CHAINED}" if chained else str(none)
+        return Budget(status=none.status, sentence=f"{name}: {why}", **shared)
     interval = None
     if len(places):
         low_end, high_end = percentile_interval(places[np.isfinite(places)], level=level)
         interval = (float(np.exp(low_end + middle)), float(np.exp(high_end + middle)))
+    said = f"optimum between {len(x)} runs of {n_sizes} sizes"
     return Budget(
-        compute=compute,
         status=FitStatus.CONVERGED,
-        sentence=f"{name}: optimum between {len(x)} runs of {n_sizes} sizes",
+        sentence=f"{name}: {said}; {CHAINED}" if chained else f"{name}: {said}",
         optimum=float(np.exp(place + middle)),
         interval=interval,
-        loss=low,
-        x=x,
-        y=y,
+        loss=loss,
         coefficients=None if settings.method == "akima" else _in_log_x(coefficients, middle),
         draws=places + middle,
         imagined=imagined,
+        **shared,
     )
 
 

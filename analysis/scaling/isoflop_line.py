@@ -61,7 +61,9 @@ class OptimumLine:
 def fit_line(size: str, method: Method, budgets: list[Budget], level: float) -> OptimumLine:
     """Return the line through the optima of budgets, smallest first; of `level` its interval."""
     good = [b for b in budgets if b.optimum is not None]
-    left_out = [b.sentence for b in budgets if b.optimum is None]
+    # First the groups that are no budgets: what is wrong there is not the runs.
+    without = sorted((b for b in budgets if b.optimum is None), key=lambda b: not b.chained)
+    left_out = [b.sentence for b in without]
     said = f"; left out: {'; '.join(left_out)}" if left_out else ""
     if len(good) < FEWEST_BUDGETS:
         return OptimumLine(

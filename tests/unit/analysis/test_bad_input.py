@@ -65,6 +65,19 @@ def test_a_missing_column_is_named_and_a_near_one_proposed(fit):
         fit(table)
 
 
+@every_fit
+def test_a_missing_column_says_what_helps_in_a_fit(fit):
+    table = {k: v for k, v in runs().items() if k != "loss"}
+
+    with pytest.raises(ValueError, match="give loss, too, or name .* outcome='…' for the outcome"):
+        fit(table)
+
+
+def test_the_end_of_a_longer_name_is_proposed_too():
+    with pytest.raises(ValueError, match="acc: no such column; did you mean accuracy"):
+        fit_law(CHINCHILLA, {**runs(), "accuracy": runs()["loss"]}, outcome="acc")
+
+
 def test_inputs_of_a_law_are_found_in_the_runs_of_a_sweep():
     names = {"params": "total_params", "tokens": "training_tokens"}
     table = {names.get(k, k): v for k, v in runs().items()} | {"params_norm": runs()["params"]}

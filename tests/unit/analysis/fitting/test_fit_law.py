@@ -308,3 +308,103 @@ def test_where_no_start_rests_the_lowest_go_on(monkeypatch):
 
     assert fit.status is FitStatus.CONVERGED
     assert fit.objective == pytest.approx(expected.objective, rel=1e-6)
+
+
+def checkpoints(n_runs):
+    """Runs of 20 checkpoints each, which share their run's error."""
+    generator = np.random.default_rng(1)
+    run = np.repeat(np.arange(n_runs), 20)
+    table = {
+        "params": np.geomspace(1e7, 3e9, n_runs)[run],
+        "tokens": np.tile(np.geomspace(2e8, 6e10, 20), n_runs),
+    }
+    curve = CHINCHILLA.evaluate(table, np.asarray(list(CHINCHILLA.example.values())))
+    shared = 0.003 * generator.standard_normal(n_runs)[run]
+    own = 0.001 * generator.standard_normal(len(run))
+    return {**table, "loss": curve * np.exp(shared + own), "run": run}
+
+
+@pytest.mark.parametrize(("n_runs", "said"), [(3, "3 clusters"), (6, "6 clusters")])
+def test_few_clusters_give_no_interval_however_many_checkpoints(n_runs, said):
+    fit = fit_law(CHINCHILLA, checkpoints(n_runs), clusters="run", n_draws=50, hold_out=False)
+
+    assert not fit.intervals
+    assert fit.verdict.status != "adequate"
+    for sentence in (fit.sentence, fit.verdict.sentence):
+        assert f"{said} of runs for 5 parameters are too few for an interval" in sentence
+        assert f"add {7 - n_runs}" in sentence
+
+
+def test_enough_clusters_give_an_interval():
+    fit = fit_law(CHINCHILLA, checkpoints(7), clusters="run", n_draws=50, hold_out=False)
+
+    assert set(fit.intervals) == set(fit.parameters)
+
+
+def test_a_law_of_few_parameters_needs_six_clusters_of_unequal_runs():
+    table = make_runs(POWER, 24, noise=0.003)
+    known = {name: POWER.example[name] for name in ("E", "alpha")}
+
+    few, enough, sizes = (
+        fit_law(POWER, runs, clusters=of, fixed=known, n_draws=50, hold_out=False)
+        for runs, of in (
+            (table, np.arange(24) % 5),
+            (table, np.arange(24) % 6),
+            ({k: v[::5] for k, v in table.items()}, None),
+        )
+    )
+
+    assert "5 clusters of runs for 1 parameters" in few.sentence
+    assert not few.intervals
+    assert enough.intervals
+    assert sizes.intervals
+
+
+def test_columns_that_say_what_the_inputs_say_are_no_conditions():
+    size, tokens = (
+        v.ravel() for v in np.meshgrid(np.geomspace(1e8, 1e10, 6), np.geomspace(1e9, 1e11, 6))
+    )
+    table = {"params": size, "tokens": tokens}
+    table["loss"] = CHINCHILLA.evaluate(table, np.asarray(list(CHINCHILLA.example.values())))
+    alike = {
+        "training_tokens": tokens,
+        "N": [f"{v:.3g}" for v in size],
+        "tokens_per_param": (tokens / size).round(3),
+        "lr": np.where(np.arange(36) % 5 < 2, 1e-3, 3e-3),
+        "schedule": np.where(np.arange(36) % 5 < 2, "cosine", "linear"),
+    }
+
+    assert list(quick(table | alike).conditions) == ["lr"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": 95}, "level: must lie between 0 and 1, got 95; 0.95 is 95 %"),
+        ({"n_draws": -1}, "n_draws: must be a whole number, got -1"),
+        ({"fixed": {"a": 1.0}}, "fixed: chinchilla has no parameter a; it has A, B, E"),
+    ],
+)
+def test_impossible_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        fit_law(CHINCHILLA, runs(20), **options)
+
+
+def test_predictions_say_which_input_is_missing_or_too_short():
+    fit = quick(runs(20))
+
+    with pytest.raises(ValueError, match="got params; give tokens, too"):
+        fit.predict({"params": 7e10})
+    with pytest.raises(ValueError, match="params: 2 values, but tokens has 3; give one per run"):
+        fit.predict({"params": [1e9, 2e9], "tokens": [1e10, 2e10, 3e10]})
+
+
+def test_a_loss_that_rises_with_size_says_so():
+    table = runs()
+    table["loss"] = 1.8 + 1000 / table["tokens"] ** 0.3 + 0.1 * np.log10(table["params"] / 1e7)
+
+    fit = quick(table)
+
+    assert not fit.usable
+    assert "the loss does not fall with parameters" in fit.sentence
+    assert "vary the sizes" not in fit.sentence

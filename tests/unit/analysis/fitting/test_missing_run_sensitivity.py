@@ -4,12 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import analysis
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.missing_run_sensitivity import fit_partial
 from analysis.fitting.objective import SQUARES
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.sparse import JOINT_SHARED
+from analysis.plotting.draw import draw
 
 GONE = (2, 5, 11, 17, 20, 21, 23)
 
@@ -148,6 +150,58 @@ def test_words_in_place_of_a_loss_are_the_reason(partial):
     told.loc[2, "loss"] = "OOM"
 
     assert "1 OOM, 6 not run" in fit_partial(CHINCHILLA, told, n_draws=0).sentence
+
+
+def test_its_summary_and_table_have_the_missing_cells(found):
+    frame = found.to_frame()
+
+    assert frame["cell"].tolist() == [f"row {i}" for i in GONE]
+    assert frame["answer_high"].max() <= found.could_be[1]
+    assert found.summary().startswith(found.sentence)
+    assert found.fit.summary() in found.summary()
+    assert draw(found).axes[0].get_ylabel() == "Loss (nats per token)"
+
+
+def test_what_load_excluded_is_missing(found, partial):
+    loaded = analysis.load(partial.drop(columns="true"))
+
+    again = fit_partial("chinchilla", loaded, n_draws=200, objective=SQUARES)
+
+    assert dict(again.fit.parameters) == pytest.approx(dict(found.fit.parameters), rel=1e-6)
+    assert again.at == pytest.approx(dict(found.at))
+    assert {c.name for c in again.missing} == {f"row {i}" for i in GONE}
+    assert again.could_be == pytest.approx(found.could_be, rel=1e-3)
+    assert again.sentence.startswith("17 of 24 cells; missing: ")
+    assert "2 status is 'diverged'" in again.sentence
+    assert "moved most by row 23" in again.sentence
+    assert "run it again" in again.missing[0].reason
+
+
+def test_excluded_rows_without_sizes_are_counted(partial):
+    table = partial.drop(columns=["true", "status"])
+    table.loc[2, "params"] = np.nan
+
+    found = fit_partial("chinchilla", analysis.load(table), n_draws=0)
+
+    assert "; 1 excluded row has no known params and tokens, so no cell. At" in found.sentence
+    assert len(found.missing) == len(GONE) - 1
+
+
+def test_excluded_rows_of_other_architectures_are_not_missing(partial):
+    table = partial.assign(architecture=np.where(partial.index == 2, "moe", "dense"))
+
+    found = fit_partial("chinchilla", analysis.load(table), n_draws=0)
+
+    assert "row 2" not in {c.name for c in found.missing}
+
+
+def test_warnings_of_loaded_runs_name_rows_of_the_file(partial):
+    table = partial.drop(columns=["true", "status"])
+    table.loc[19, "loss"] = 9.5
+
+    found = fit_partial("chinchilla", analysis.load(table), n_draws=0)
+
+    assert "row 19: 9.5 is far above" in found.fit.sentence
 
 
 def test_other_laws_work_too():

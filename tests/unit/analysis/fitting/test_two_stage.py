@@ -1,3 +1,4 @@
+import pickle
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ from analysis.fitting.synthetic import make_runs
 from analysis.fitting.two_stage import fit_chain
 from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.laws.chinchilla import CHINCHILLA
-from analysis.laws.loss_to_accuracy import Sigmoid
+from analysis.laws.loss_to_accuracy import Exponential, Sigmoid
 
 LINK = np.asarray([0.9, 2.9, 4.0])
 TARGET = {"params": 3e10, "tokens": 1e12}
@@ -47,6 +48,59 @@ def test_it_takes_what_load_returns():
 
     plain = chain(runs())
     assert dict(found.to_outcome.parameters) == dict(plain.to_outcome.parameters)
+
+
+@pytest.mark.parametrize(("n_clusters", "has_interval"), [(3, False), (12, True)])
+def test_few_clusters_have_no_interval(n_clusters, has_interval):
+    """Their resamples would lie too close together (`verdict.too_few_for_intervals`)."""
+    table = runs()
+    clusters = np.arange(len(table["loss"])) % n_clusters
+
+    at = chain(table, n_draws=40, clusters=clusters).predict(TARGET)
+
+    assert bool(np.isfinite(at.low).all()) == has_interval
+
+
+def test_it_takes_a_law_by_its_name():
+    found = fit_chain("chinchilla", Sigmoid(chance=0.25), runs(), n_draws=0, hold_out=False)
+
+    assert dict(found.to_loss.parameters) == dict(chain(runs()).to_loss.parameters)
+    with pytest.raises(
+        ValueError, match=r"link: must be a curve .* such as Sigmoid.*got 'sigmoid'"
+    ):
+        fit_chain("chinchilla", "sigmoid", runs())
+
+
+@pytest.mark.parametrize("link", [Sigmoid(chance=0.25), Exponential(fixed_eps=0.75)])
+def test_outcomes_in_per_cent_are_refused_where_levels_are_shares(link):
+    table = runs()
+    table["accuracy"] = 100 * table["accuracy"]
+
+    with pytest.raises(ValueError, match="accuracy: in per cent\\? divide by 100; the median is"):
+        fit_chain("chinchilla", link, table, n_draws=0)
+
+
+def test_its_summary_and_table_have_both_stages():
+    found = chain(runs(), n_draws=30)
+
+    frame = found.to_frame()
+    assert frame.loc[("loss", "alpha"), "value"] == found.to_loss.parameters["alpha"]
+    assert frame.loc[("accuracy", "k"), "low"] == found.to_outcome.intervals["k"][0]
+    text = found.summary()
+    assert text.startswith(f"verdict: {found.verdict}")
+    assert found.to_loss.summary() in text
+    assert "2. from loss to accuracy" in text
+    assert pickle.loads(pickle.dumps(found)).summary() == text
+
+
+def test_an_answer_nll_may_be_above_one():
+    table = runs()
+    table["answer_nll"] = 3 + table["loss"]
+
+    link = Exponential()
+    found = fit_chain("chinchilla", link, table, outcome="answer_nll", n_draws=0, hold_out=False)
+
+    assert found.to_outcome.usable
 
 
 def test_the_interval_holds_both_steps():

@@ -45,7 +45,9 @@ def test_a_wrong_law_is_a_misfit_although_it_converged():
 
 def test_of_several_fits_judged_together_one_oddity_is_no_misfit(monkeypatch):
     fitted = fit(CHINCHILLA, chinchilla_runs())
-    odd = dataclasses.replace(judging._tested(fitted), curve=0.02, systematic=1.0)
+    odd = dataclasses.replace(
+        judging._tested(fitted, np.ones(40, dtype=bool)), curve=0.02, systematic=1.0
+    )
     monkeypatch.setattr(judging, "lack_of_fit", lambda *_, **__: odd)
 
     alone, third = (dataclasses.replace(fitted, n_judged=n).verdict for n in (1, 3))
@@ -106,3 +108,34 @@ def test_what_rests_on_several_fits_has_the_worst_verdict():
 
     assert str(found) == "misfit: b: because; so for c"
     assert worst({"a": verdict("adequate")}).sentence == "because"
+
+
+def test_a_wild_run_is_named():
+    runs = chinchilla_runs()
+    wild = {**runs, "loss": np.where(np.arange(40) == 17, 1.3 * runs["loss"], runs["loss"])}
+
+    fitted = fit(CHINCHILLA, wild)
+    accepted = fit(CHINCHILLA, wild, accept={"outliers"})
+
+    assert fitted.verdict.status is VerdictStatus.DOUBTFUL
+    assert "row 17 lies far from the curve, by up to 2" in fitted.verdict.sentence
+    assert "by a robust scale" in fitted.verdict.sentence
+    assert fitted.verdict.numbers["robust_scale"] == pytest.approx(0.003, rel=0.3)
+    assert not accepted.warnings
+
+
+@pytest.mark.parametrize(
+    ("stated", "status", "said"),
+    [
+        (0.0003, VerdictStatus.MISFIT, "errors of the size in sigma do not explain"),
+        (0.003, VerdictStatus.ADEQUATE, "show no pattern"),
+        (0.03, VerdictStatus.ADEQUATE, "errors in sigma are 1"),
+    ],
+)
+def test_stated_errors_are_compared_with_residuals(stated, status, said):
+    found = fit(CHINCHILLA, chinchilla_runs(), sigma=np.full(40, stated)).verdict
+
+    assert found.status is status
+    assert found.numbers["stated_ratio"] == pytest.approx(0.003 / stated, rel=0.3)
+    assert said in found.sentence
+    assert ("sigma" in found.sentence) == (stated != 0.003)

@@ -2,9 +2,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.lines import Line2D
 
-from analysis.plotting.canvas import image
+from analysis.plotting.axes import legend_above
+from analysis.plotting.canvas import image, new_figure
 from analysis.plotting.design_figure import design_figure
+from analysis.plotting.draw import draw
 from analysis.plotting.frontier_figure import frontier_figure
 from analysis.plotting.multipliers_figure import multipliers_figure
 from analysis.plotting.style import COLOURS
@@ -54,6 +57,43 @@ def test_ground_is_shaded_where_a_curve_extrapolates_and_nowhere_else(curves):
     assert shaded == list(curves[0].extrapolated)
 
 
+@pytest.mark.parametrize("names", [3, 7])
+def test_the_legend_lies_within_the_figure(names):
+    figure = new_figure(4.9, 4.4)
+    figure.subplots()
+    handles = [Line2D([], [], label=f"an_architecture_of_a_long_name_{i}") for i in range(names)]
+
+    legend_above(figure, handles, most_columns=3)
+
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    extent = legend.get_window_extent()
+    assert figure.bbox.x0 <= extent.x0
+    assert extent.x1 <= figure.bbox.x1
+    assert len(legend.get_texts()) == names
+
+
+@pytest.mark.parametrize("n_panels", [1, 2])
+def test_the_caption_lies_within_the_figure(curves, n_panels):
+    beyond = replace(curves[0], high=np.full(12, np.inf))
+    figure = multipliers_figure([beyond, curves[1]][:n_panels])
+    figure.draw_without_rendering()
+
+    box = figure._supxlabel.get_window_extent(figure.canvas.get_renderer())
+
+    assert "arrow: the band goes on outside" in figure.get_supxlabel().replace("\n", " ")
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
+def test_laws_of_architectures_are_drawn_with_a_series_each(noisy_families):
+    figure = draw(noisy_families)
+
+    (legend,) = figure.legends
+    assert [t.get_text() for t in legend.get_texts()][:2] == ["dense", "memory"]
+    assert figure.axes[0].get_ylabel() == "Loss (nats per token)"
+
+
 def arrows(axis):
     """The edge that each arrow of a panel points at, and where."""
     return [(a.xy[1], a.xy[0]) for a in axis.texts if a.arrow_patch is not None]
@@ -77,7 +117,8 @@ def test_a_band_that_leaves_the_panel_has_an_arrow_there_and_does_not_set_the_sc
     assert flops.amount[7] < right < flops.amount[8]
     assert beyond.get_ylim() == within.get_ylim()
     captions = [multipliers_figure([c]).get_supxlabel() for c in (plain, endless)]
-    assert ["arrow: the band goes on outside" in words for words in captions] == [False, True]
+    arrow = ["arrow: the band goes on outside" in c.replace("\n", " ") for c in captions]
+    assert arrow == [False, True]
 
 
 @pytest.mark.parametrize("low", [0.5, np.inf])

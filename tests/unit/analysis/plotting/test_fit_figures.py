@@ -201,6 +201,7 @@ def test_isoflop_shows_budgets_line_and_what_has_no_optimum(budgets, method):
     assert not line.budgets[-1].usable
     rings = [a for a in figure.axes[0].lines if a.get_markersize() == 8]
     assert [r.get_xdata()[0] for r in rings] == [b.optimum for b in line.budgets if b.usable]
+    assert figure.axes[0].get_ylabel() == "Loss (nats per token)"
     assert f"exponent {line.exponent:.3f}" in figure.axes[1].get_title(loc="left")
     assert "budget 3e+19" in texts(figure)
     assert figure.axes[2].yaxis.get_visible() == (method == "parabola")  # Akima has no residuals
@@ -219,6 +220,7 @@ def test_an_envelope_has_its_line_and_its_grey_edges():
     line = curves(figure.axes[1])[0]
     np.testing.assert_allclose(line.get_ydata(), fit.coefficient * line.get_xdata() ** fit.exponent)
     assert "left out" in texts(figure)
+    assert figure.axes[0].get_ylabel() == "Loss (nats per token)"
     np.testing.assert_array_equal(fit.lines[:, 1], fit.draws)
 
 
@@ -226,8 +228,9 @@ def test_a_curve_of_one_size():
     x = np.geomspace(1e5, 1e8, 8)
     fit = fit_law(PowerLaw(), {"x": x, "loss": 1.5 + 40 / x**0.3}, n_draws=20)
 
-    figure = draw(fit, x="total_params", outcome="Loss")
+    figure = draw(fit, x="total_params")
 
+    assert figure.axes[0].get_ylabel() == "Loss (nats per token)"
     assert figure.axes[1].get_xlabel() == "Total parameters"
     assert len(image(figure, "png")) > 10_000
 

@@ -89,6 +89,17 @@ def test_shared_coefficients_are_one_number(two_architectures):
     assert families.drawn()["memory"].parameters.shape == (20, 5)
 
 
+def test_the_table_has_each_architecture_with_its_coefficients(two_architectures):
+    families = fit_families(two_architectures(), shared=("B", "E", "beta"), **FAST)
+
+    frame = families.to_frame()
+
+    (fit,) = families.fits
+    assert frame.loc[("memory", "A"), "value"] == fit.parameters["A[memory]"]
+    assert frame.loc[("dense", "B")].tolist() == frame.loc[("memory", "B")].tolist()
+    assert families.summary().startswith(f"dense, memory\n{fit.summary()}")
+
+
 def test_a_law_of_memory_is_one_for_all_architectures(two_architectures):
     runs = two_architectures(noise=0.004)
 

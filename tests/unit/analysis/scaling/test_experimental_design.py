@@ -248,7 +248,7 @@ def test_impossible_candidates_are_refused(noisy_families):
         candidate(1e8, 1e9, n_seeds=0)
     with pytest.raises(ValueError, match="candidates: none"):
         by_law(noisy_families, [], FAR_OUT)
-    with pytest.raises(ValueError, match="tokens: the law chinchilla needs it"):
+    with pytest.raises(ValueError, match="inputs lack tokens, got params"):
         by_law(noisy_families, [dataclasses.replace(candidate(1e8, 1e9), inputs={"params": 1e8})], FAR_OUT)  # fmt: skip
     with pytest.raises(ValueError, match="no 'moe'"):
         by_law(noisy_families, [candidate(1e8, 1e9, "moe")], FAR_OUT)

@@ -1,3 +1,4 @@
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -123,6 +124,56 @@ def test_a_lowest_point_at_the_edge_is_no_optimum(method, centre, side):
     assert f"add {side} sizes" in line.sentence
     with pytest.raises(ValueError, match="no line"):
         line.at(1e22)
+
+
+def scattered(n=120):
+    """Runs whose FLOPs are spread over three decades without a gap."""
+    compute = np.geomspace(1e18, 1e21, n)
+    params = np.sqrt(compute / 120) * np.random.default_rng(0).uniform(0.5, 2, n)
+    tokens = compute / 6 / params
+    loss = 1.8 + 500 / params**0.35 + 500 / tokens**0.35
+    return {"params": params, "tokens": tokens, "flops": compute, "loss": loss}
+
+
+def test_a_chain_of_many_budgets_is_named_and_asks_for_budgets():
+    table = scattered()
+
+    fit = fit_isoflop(table, n_draws=0, hold_out=False)
+
+    (chain,) = fit.lines["params"].budgets
+    assert chain.chained
+    assert chain.flops == pytest.approx((1e18, 1e21))
+    for sentence in (chain.sentence, fit.verdict.sentence):
+        assert "(runs of 1e+18 to 1e+21 FLOPs, a factor of 1e+03)" in sentence
+        assert "say with budgets= which are of one" in sentence
+        assert "sizes on both sides" not in sentence
+        assert not any(f"add {side} sizes" in sentence for side in ("larger", "smaller"))
+
+
+def test_a_chained_budget_with_an_optimum_makes_the_verdict_doubtful():
+    table = sweep(spread=8, noise=0.002, n=9)
+    few = np.flatnonzero(table["flops"] == BUDGETS[2])
+    table["tokens"][few] *= np.geomspace(0.5, 2, 9)
+    table["flops"][few] *= np.geomspace(0.5, 2, 9)
+
+    fit = fit_isoflop(table, n_draws=0, hold_out=False)
+
+    assert [b.chained for b in fit.lines["params"].budgets] == [False, False, True, False, False]
+    assert fit.lines["params"].budgets[2].usable
+    assert fit.verdict.status is VerdictStatus.DOUBTFUL
+    assert "budgets=" in fit.verdict.sentence
+
+
+def test_budgets_that_are_named_are_no_chain():
+    table = scattered()
+    names = [f"{v:.0f}" for v in np.round(2 * np.log10(table["flops"]))]
+
+    fit = fit_isoflop(table, budgets=names, n_draws=0, hold_out=False)
+
+    budgets = fit.lines["params"].budgets
+    assert len(budgets) == 7
+    assert not any(b.chained for b in budgets)
+    assert "a factor of 3" in budgets[3].sentence
 
 
 def test_two_budgets_make_no_line():
@@ -301,3 +352,30 @@ def test_without_a_line_it_is_underdetermined():
     verdict = replace(fit, lines={"params": none, "tokens": fit.lines["tokens"]}).verdict
 
     assert (verdict.status, verdict.sentence) == (VerdictStatus.UNDERDETERMINED, "two budgets")
+
+
+def test_a_fit_prints_its_lines_and_has_a_table_of_its_budgets():
+    table = sweep()
+    table["bpb"] = table.pop("loss")
+
+    fit = fit_isoflop(table, outcome="bpb", n_draws=0, hold_out=False)
+
+    frame = fit.to_frame()
+    assert frame["size"].tolist() == ["params"] * 5 + ["tokens"] * 5
+    np.testing.assert_allclose(frame["budget_flops"][:5], BUDGETS)
+    assert frame["optimum"].tolist() == [
+        b.optimum for line in fit.lines.values() for b in line.budgets
+    ]
+    assert frame["bpb"].notna().all()
+    text = fit.summary()
+    assert "optimal params = G C^a, G = " in text
+    assert ", a = 0.500; a by the parametric law 0.500" in text
+    assert f"verdict: {fit.verdict}" in text
+    assert pickle.loads(pickle.dumps(fit)).summary() == text
+
+
+def test_a_fit_without_a_line_prints_why():
+    text = fit_isoflop(sweep(centre=20.0), n_draws=0, hold_out=False).summary()
+
+    assert "optimal params = G C^a, no line (underdetermined)" in text
+    assert text.count("budget 1e+18: the lowest loss is not between the runs") == 2
