@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
 from orchestrator.node.hardware import gpu_memory_bytes, visible_gpus
-from orchestrator.planning import design_checks, evaluation_cost
+from orchestrator.planning import changed_code, design_checks, evaluation_cost
 from orchestrator.planning.evaluation_cost import EvaluationCost, PricedTraining
 from orchestrator.planning.paper_convention import block_flops
 from orchestrator.planning.runtime_prior import (
@@ -84,8 +85,8 @@ class Plan:
     """Trial id -> what its data state (workloads.data.corpus.FactCounts). Without trials whose data
     are no facts, and those that have their result and whose files are not read again."""
     notes: tuple[str, ...] = ()
-    """Warnings: weak designs, unreadable trials, architectures that are not causal, remarks of data
-    sources, excluded nodes."""
+    """Warnings: weak designs, unreadable trials, architectures that are not causal or whose code
+    changed, remarks of data sources, excluded nodes."""
 
     @property
     def readable(self) -> tuple[PlannedTrial, ...]:
@@ -173,6 +174,7 @@ def make_plan(
             *design,
             *_set_aside(snapshot, wanted),
             *_not_causal(sweep.trials),
+            *changed_code.notes(sweep.trials, snapshot, file_of=_file_of),
             *excluded(snapshot.excluded_nodes).values(),
         ),
         snapshot=snapshot,
@@ -192,6 +194,10 @@ def _with_evaluations(
         ]
     )
     return [replace(t, spec=spec) for t, spec in zip(trials, specs, strict=True)], costs
+
+
+def _file_of(architecture: str) -> Path:
+    return Path(str(registry.architecture(architecture).__file__))
 
 
 def _set_aside(snapshot: SweepSnapshot, wanted: Collection[str]) -> list[str]:

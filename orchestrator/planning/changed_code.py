@@ -1,0 +1,83 @@
+"""Changed code: finished trials that another version of their architecture trained.
+
+A trial is named by its settings. So whoever edits an architecture keeps the trials that the old
+code trained, and compares them with new ones.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
+from orchestrator.records.trial_spec import TrialSpec
+
+ARCHITECTURES = Path("workloads", "architectures")
+
+
+def notes(
+    specs: Iterable[TrialSpec], snapshot: SweepSnapshot, *, file_of: Callable[[str], Path]
+) -> list[str]:
+    """Return a sentence for each architecture whose file changed since a trial was finished.
+
+    Docstrings and comments do not count, nor does code that architectures share: every version of
+    memscale changes some of it.
+
+    Args:
+        specs: Trials of the sweep file.
+        snapshot: What is there of the sweep.
+        file_of: Architecture to its file.
+    """
+    folders = {s.get("number"): s.get("run", {}).get("code") for s in snapshot.submissions}
+    changed: Counter[str] = Counter()
+    differ = cache(_differ)
+    for spec in specs:
+        record = snapshot.trials.get(spec.trial_id)
+        code = None if record is None else folders.get(_submission_of(record))
+        if code is None:
+            continue
+        # A sweep's folder may have moved since.
+        copy = snapshot.path / "code" / Path(code).name / ARCHITECTURES / f"{spec.architecture}.py"
+        changed[spec.architecture] += differ(copy, file_of(spec.architecture))
+    return [
+        f"{name}: {ARCHITECTURES / name}.py changed since {n} of its trials finished; they stay as "
+        "they are beside new ones; rename the sweep to train all anew, or delete their folders"
+        for name, n in changed.items()
+        if n
+    ]
+
+
+def _submission_of(record: TrialRecord) -> int | None:
+    """Return the submission whose code finished a trial; None if none did."""
+    if record.result is None:
+        return None
+    by_number = {attempt.number: attempt.launch or {} for attempt in record.attempts}
+    number: int | None = by_number.get(int(record.result.get("attempt", 0)), {}).get("submission")
+    return number
+
+
+def _differ(first: Path, second: Path) -> bool:
+    """Return whether two files hold different code; one that cannot be read is not compared."""
+    try:
+        return _code(first) != _code(second)
+    except (OSError, ValueError, SyntaxError):
+        return False
+
+
+def _code(path: Path) -> str:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            # Fields have docstrings, too: texts that stand by themselves do nothing.
+            kept = [statement for statement in node.body if not _is_text(statement)]
+            node.body[:] = kept or [ast.Pass()]
+    return ast.dump(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
