@@ -44,7 +44,7 @@ def errors_as_sentences(runs: Path | None) -> Iterator[None]:
     except OSError as error:
         if error.errno in storage_errors.FAILING:
             said, code = (
-                storage_errors.failing_message(error, runs or Path.cwd()),
+                storage_errors.failing_message(error, runs or Path.cwd(), of_command=True),
                 storage_errors.EXIT_CODE,
             )
         elif storage_errors.is_unusable(error, runs):

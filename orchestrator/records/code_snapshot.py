@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import orchestrator
+from orchestrator.records import storage_errors
 from orchestrator.records.errors import StoreError
 from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.provenance import git_state
@@ -62,8 +63,12 @@ def take(sweep: SweepDir, *, source: Path | None = None) -> Path:
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
     except (OSError, shutil.Error) as error:
+        if storage_errors.free_bytes(folder) < storage_errors.LEAST_BYTES:
+            room = storage_errors.free_space_text(folder)
+            fix = storage_errors.full_advice(folder)
+            raise StoreError(f"the disk of {folder} is full: {room}; {fix}") from error
         raise StoreError(
-            f"{folder}: the code could not be copied there ({error}); "
+            f"{folder}: the code could not be copied there ({_first_of(error)}); "
             "make room, or see that it can be written"
         ) from error
     finally:
@@ -126,6 +131,16 @@ def pinned(code: Path) -> Mapping[str, str]:
         raise StoreError(f"{code}: no snapshot.json; submit again to copy the code anew")
     versions: Mapping[str, str] = record["must_agree"]
     return versions
+
+
+def _first_of(error: OSError) -> str:
+    """Return what the system said; of a copy that failed file by file, of the first file."""
+    failed = error.args[0] if isinstance(error, shutil.Error) and error.args else None
+    if not isinstance(failed, list) or not failed:
+        return str(error)
+    source, _, said = failed[0]
+    more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return f"{source}: {said}{more}"
 
 
 def _ignored(folder: str, names: list[str]) -> list[str]:

@@ -146,7 +146,7 @@ def full_disk(place: Path, *, since: float) -> str:
     )
 
 
-def failing_message(error: BaseException, place: Path) -> str:
+def failing_message(error: BaseException, place: Path, *, of_command: bool = False) -> str:
     """Return a sentence for people: which folder, what the system said, what to do.
 
     It does not touch the storage.
@@ -154,11 +154,15 @@ def failing_message(error: BaseException, place: Path) -> str:
     Args:
         error: For which `is_failing` holds.
         place: The folder that matters; named unless the error names a file elsewhere.
+        of_command: Whether a command ended by it, so that nothing goes on by itself.
     """
     cause = next(c for c in _causes(error) if isinstance(c, OSError) and c.errno in FAILING)
     file = Path(os.fsdecode(cause.filename)) if cause.filename else place
     where = place if file.is_relative_to(place) else file
-    return f"{failing_summary(where)} ({os.strerror(cause.errno or 0)}); {failing_advice(place)}"
+    advice = failing_advice(place)
+    if of_command:
+        advice = f"{_look_at(place)}, then run this command again"
+    return f"{failing_summary(where)} ({os.strerror(cause.errno or 0)}); {advice}"
 
 
 def denied_message(error: PermissionError) -> str:
@@ -187,10 +191,11 @@ def failing_summary(place: Path) -> str:
 
 def failing_advice(place: Path) -> str:
     """Return what makes failing storage work again."""
-    return (
-        f"see to its server or disk (`df {place}`, `dmesg`): once it answers again, training goes "
-        "on from its last checkpoint"
-    )
+    return f"{_look_at(place)}: once it answers again, training goes on from its last checkpoint"
+
+
+def _look_at(place: Path) -> str:
+    return f"see to its server or disk (`df {place}`, `dmesg`)"
 
 
 def full_advice(place: Path) -> str:

@@ -78,7 +78,9 @@ def not_yet(trial: Waiting, now: float) -> str:
 def impossible(demand: Demand, nodes: Sequence[Node]) -> str:
     """Return why no empty cluster of these nodes holds the demand."""
     if not nodes:
-        return f"needs {demand}; the cluster has no node"
+        return (
+            f"needs {demand}; the cluster has no node: if it had one, its Ray ended; submit again"
+        )
     largest = max(nodes, key=lambda node: (len(node.gpus), node.cpus))
     memory = largest.gpu_memory_bytes
     if demand.units and largest.gpus and memory and demand.gpu_memory_bytes > memory:

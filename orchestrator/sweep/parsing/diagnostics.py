@@ -82,7 +82,7 @@ class Diagnostics:
         problems = []
         for place, (diagnostic, trial) in self._first.items():
             message = diagnostic.message
-            if diagnostic.kind == "combination" and self._met[place] < trials:
+            if diagnostic.kind == "combination" and trial and self._met[place] < trials:
                 message += f" (in {self._met[place]} of {trials} trials, first {trial})"
             problems.append(
                 ConfigProblem(

@@ -11,7 +11,7 @@ import pytest
 import orchestrator
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
-from orchestrator.records import code_snapshot
+from orchestrator.records import code_snapshot, storage_errors
 from orchestrator.records.code_snapshot import disagreement, installed, pinned, take, with_code
 from orchestrator.records.errors import StoreError
 from orchestrator.records.provenance import code_state
@@ -162,3 +162,21 @@ def test_nodes_with_other_packages_are_told_apart():
         == "python 3.11 instead of 3.12, torch missing instead of 2.13.0"
     )
     assert "+" not in "".join(installed().values())
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        (2**40, r"the code could not be copied there \(/here/a.py: No space left, and 1 more\)"),
+        (0, "the disk of .*code is full: .* free some there"),
+    ],
+)
+def test_a_copy_that_fails_is_one_sentence(tmp_path, monkeypatch, free, said):
+    def full(*_, **__):
+        raise shutil.Error([(f"/here/{name}.py", "/there", "No space left") for name in "ab"])
+
+    monkeypatch.setattr(shutil, "copytree", full)
+    monkeypatch.setattr(storage_errors, "free_bytes", lambda place: free)
+
+    with pytest.raises(StoreError, match=said):
+        code_snapshot.take(SweepDir(tmp_path / "runs" / "s"))

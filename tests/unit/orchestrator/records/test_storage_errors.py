@@ -77,6 +77,8 @@ def test_sentence_names_the_folder_and_what_to_do_without_asking_the_storage(tmp
     assert told.startswith(f"the storage of {tmp_path} fails (Input/output error); ")
     assert f"`df {tmp_path}`" in told
     assert "training goes on from its last checkpoint" in told
+    of_command = storage_errors.failing_message(inside, tmp_path, of_command=True)
+    assert of_command.endswith("`dmesg`), then run this command again")
     assert storage_errors.failing_message(outside, tmp_path).startswith(
         "the storage of /data/text.jsonl fails (S"
     )

@@ -165,4 +165,6 @@ def test_trial_whose_time_has_not_come_says_when_and_why():
 
 
 def test_empty_cluster_has_a_sentence():
-    assert decide(waiting("t"), nodes=()).waits["t"] == "needs 1 core; the cluster has no node"
+    assert decide(waiting("t"), nodes=()).waits["t"] == (
+        "needs 1 core; the cluster has no node: if it had one, its Ray ended; submit again"
+    )

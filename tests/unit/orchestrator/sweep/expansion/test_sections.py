@@ -152,6 +152,19 @@ def test_a_combination_says_how_many_trials_it_hits(problems: Problems) -> None:
     assert problem.endswith("change it or seq_len (line 4)")
 
 
+def test_a_mistake_of_the_whole_sweep_names_no_trial(problems: Problems) -> None:
+    (problem,) = problems(
+        """
+        trials:
+          - grid: {model.preset: [tiny, small]}
+        retries: {failure: -1}
+        """
+    )
+
+    assert "failure must be at least 0, got -1" in problem
+    assert "trials" not in problem
+
+
 @pytest.mark.parametrize(
     ("architecture", "said"),
     [
