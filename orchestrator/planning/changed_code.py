@@ -1,4 +1,4 @@
-"""Changed code: finished trials that another version of their architecture trained.
+"""Changed code: finished trials that older code of their architecture trained.
 
 A trial is named by its settings. So whoever edits an architecture keeps the trials that the old
 code trained, and compares them with new ones.
