@@ -5,7 +5,7 @@ than the law, so they are drawn together. Every law goes through this file: laws
 curves of one size, and links from loss to accuracy.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +27,7 @@ from analysis.fitting.multistart import (
 )
 from analysis.fitting.objective import Objective
 from analysis.fitting.outliers import scale_of
+from analysis.fitting.pooled_conditions import pooled_conditions
 from analysis.fitting.result import FitStatus, HoldOut, LawFit, inputs_of
 from analysis.fitting.verdict import outliers_of, too_few_for_intervals
 from analysis.loading.columns import (
@@ -62,9 +63,6 @@ HOLD_OUT_SHARE = 0.25
 HOLD_OUT_DRAWS = 300
 """Most resamples behind the band of a held-out prediction; it needs less precision than a
 report."""
-
-ROUNDING = 1e-4
-"""Share of the variance of a column's logarithm below which what the inputs leave is rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -279,55 +277,10 @@ def _read(
     used = {outcome, "seed", *SIZES, *(names.get(name, name) for name in law.inputs)}
     used |= {name for ours in OURS.values() for name in ours}
     used |= {sigma} if isinstance(sigma, str) else set()
-    conditions = _conditions(runs, used, inputs)
+    conditions = pooled_conditions(runs, used, inputs)
     return _Data(
         inputs=inputs, y=y, labels=found, places=places, order=order, conditions=conditions
     )
-
-
-def _conditions(
-    runs: Runs, used: Collection[str], inputs: Mapping[str, Array]
-) -> Mapping[str, Sequence[Any]]:
-    """Return the columns, but those used, that sort the runs into a few groups.
-
-    A column that sorts them as an input does, or follows from the inputs, is no condition; of
-    columns that sort them alike the first stands for all.
-    """
-    n = len(next(iter(inputs.values())))
-    found: dict[str, Sequence[Any]] = {}
-    known = {_grouping(values) for values in inputs.values()}
-    for name in runs:
-        if name in used or np.shape(runs[name]) != (n,):
-            continue
-        values = tuple(str(value) for value in runs[name])
-        grouping = _grouping(values)
-        if not 1 < max(grouping) + 1 <= n / 4 or grouping in known:
-            continue
-        known.add(grouping)
-        if not _follows(runs[name], inputs):
-            found[str(name)] = values
-    return MappingProxyType(found)
-
-
-def _grouping(values: Iterable[Any]) -> tuple[int, ...]:
-    """Return a number per row, the same for equal values, counted in order of appearance."""
-    seen: dict[Any, int] = {}
-    return tuple(seen.setdefault(value, len(seen)) for value in values)
-
-
-def _follows(values: Sequence[Any], inputs: Mapping[str, Array]) -> bool:
-    """Return whether a column is a product of powers of the inputs, up to rounding, as 6·N·D is."""
-    try:
-        numeric = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        return False
-    positive = [v for v in inputs.values() if (v > 0).all()]
-    if not positive or not (np.isfinite(numeric) & (numeric > 0)).all():
-        return False
-    logs = np.log(numeric) - np.log(numeric).mean()
-    powers = np.stack([np.log(v) - np.log(v).mean() for v in positive], axis=1)
-    rest = logs - powers @ np.linalg.lstsq(powers, logs)[0]
-    return bool(rest @ rest <= ROUNDING * (logs @ logs))
 
 
 def _optimise(

@@ -37,6 +37,7 @@ from analysis.loading.columns import (
     equal_rows,
     labels,
     numbers,
+    row_numbers,
 )
 from analysis.loading.validation import ALL_KINDS
 
@@ -257,7 +258,7 @@ def _read_cells(
     numbers({outcome: y}, outcome, among=np.isfinite(y))
     configurations = labels(table, clusters, equal_rows(*inputs.values()))
     reasons = _reasons(table, outcome, y)
-    rows = _row_numbers(table, len(y))
+    rows = row_numbers(table, len(y))
     known = table["trial_id"] if "trial_id" in table else [f"row {i}" for i in rows]
     excluded, unplaced = _excluded_cells(runs, table, names)
     n = len(excluded)
@@ -280,14 +281,6 @@ def _read_cells(
         gone=np.sort(gone[first]),
         unplaced=unplaced,
     )
-
-
-def _row_numbers(table: Runs, n: int) -> NDArray[np.int64]:
-    """Return the rows' numbers (n,) as `analysis.load` read them in a file; else from 0."""
-    given = np.asarray(table["row"]) if "row" in table else np.empty(0)
-    if given.shape == (n,) and np.issubdtype(given.dtype, np.integer):
-        return given.astype(np.int64)
-    return np.arange(n)
 
 
 def _excluded_cells(

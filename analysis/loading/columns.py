@@ -161,6 +161,14 @@ def equal_rows(*columns_: Array) -> NDArray[np.int64]:
     return np.unique(matrix, axis=0, return_inverse=True)[1].reshape(-1)
 
 
+def row_numbers(table: Runs, n: int) -> NDArray[np.int64]:
+    """Return the rows' numbers (n,) as `analysis.load` read them in a file; else from 0."""
+    given = np.asarray(table["row"]) if "row" in table else np.empty(0)
+    if given.shape == (n,) and np.issubdtype(given.dtype, np.integer):
+        return given.astype(np.int64)
+    return np.arange(n)
+
+
 def in_words(rows: NDArray[np.int64], most: int = 4) -> str:
     """Return `row 3`, `rows 3, 5 and 6`, or `rows 3, 5, 6, 7 and 12 more`."""
     shown = [str(int(r)) for r in rows[:most]]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import n_distinct_drawn, resample_clusters
 from analysis.fitting.law import Law
-from analysis.loading.columns import HasTable, Runs, as_columns, numbers
+from analysis.loading.columns import HasTable, Runs, as_columns, numbers, row_numbers
 from analysis.scaling.cost_measures import BYTES_PER_PARAM, CostMeasure
 
 Array = NDArray[np.float64]
@@ -64,7 +64,7 @@ class RunColumns:
         self.runs, self.columns, self.notes = runs, columns, list[str]()
         self.architectures = np.asarray([str(a) for a in self._raw(architecture)])
         self.names = sorted(set(self.architectures.tolist()))
-        self.rows = _row_numbers(runs, len(self.architectures))
+        self.rows = row_numbers(runs, len(self.architectures))
         self.outcome = self._numbers(outcome)
         self.inputs = {
             name: self._numbers(self.column_of(name), zero=name in law.may_be_zero)
@@ -207,11 +207,3 @@ class RunColumns:
 
 def _determined(weights: Array, *, places: NDArray[np.int64], least: int) -> NDArray[np.bool_]:
     return n_distinct_drawn(weights, places) >= least
-
-
-def _row_numbers(runs: Runs, n: int) -> NDArray[np.int64]:
-    """Return the rows' numbers as `analysis.load` read them in the file; without such, from 0."""
-    named = np.asarray(runs["row"]) if "row" in runs else np.empty(0)
-    if named.shape == (n,) and np.issubdtype(named.dtype, np.integer):
-        return named.astype(np.int64)
-    return np.arange(n)
