@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from workloads.kernels.gathered_dot import op as gathered_dot
+from workloads.kernels.weighted_bag import gaps
 from workloads.kernels.weighted_bag import op as weighted_bag
 
 pytestmark = [
@@ -22,6 +23,10 @@ SHAPES = [
     (1000, 96, 37, 17),
     (4096, 768, 129, 32),
     (30_000, 1000, 64, 128),
+    # On tensor cores: whole groups of rows or not.
+    (500, 64, 700, 64),
+    (500, 192, 33, 17),
+    (3, 256, 65, 4),
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
 
@@ -64,6 +69,32 @@ def test_both_operations_equal_the_reference_in_float64(shape, dtype, id_type):
         assert one.dtype == dtype
         size = other.abs().max().clamp_min(1e-30) if other.numel() else 1.0
         torch.testing.assert_close(one.double() / size, other / size, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("id_type", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(40, 256, 700, 128), (40, 128, 33, 17), (900, 96, 50, 20)])
+def test_reads_of_rows_elsewhere_are_skipped(shape, dtype, id_type):
+    rows, _, bags, bag_size = shape
+    table, ids, weights, x = _case(shape, dtype)
+    # Of some bags all reads are here, of some none.
+    lo, hi = torch.randint(bag_size + 1, (2, bags, 1), device="cuda").sort(0).values
+    place = torch.arange(bag_size, device="cuda")
+    here = (place >= lo) & (place < hi)
+    ids = torch.where(here, ids, rows).to(id_type)
+
+    sums = gaps.bag_with_gaps(table, ids, weights)
+    products = gaps.products_with_gaps(table, ids, x)
+
+    near = table.double()[ids.clamp(max=rows - 1).long()]
+    expected = (torch.where(here, weights, 0).double()[:, :, None] * near).sum(1)
+    size = expected.abs().max()
+    torch.testing.assert_close(sums.double() / size, expected / size, rtol=0, atol=TOLERANCE[dtype])
+    expected = (near * x.double()[:, None]).sum(2)
+    size = expected.abs().max()
+    torch.testing.assert_close(
+        products[here].double() / size, expected[here] / size, rtol=0, atol=TOLERANCE[dtype]
+    )
 
 
 def test_repeats_are_bit_equal():

@@ -7,7 +7,9 @@
 
 Rows stay whole, whatever their width. The cost: each rank sends a sum for every bag of all ranks,
 so up to as many times the columns' messages as there are ranks. Reads of rows held elsewhere are
-skipped by the kernels, so work is as uneven as the reading (`usage_stats.shard_imbalance`).
+skipped by the kernels, so work is as uneven as the reading (`usage_stats.shard_imbalance`). A rank
+sends the reads of a bag in the order of the ranks that hold their rows: what a rank has to read of
+it stands side by side.
 
 Source of the scheme: "number-wise" in UltraMem (arXiv 2411.12364), with sums sent in the place of
 rows.
@@ -23,6 +25,7 @@ from torch import Tensor
 from workloads.distributed.collectives import Pending
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
+from workloads.kernels.weighted_bag.gaps import places_by_rank
 from workloads.sharding.table_route import PendingReads, TableRoute, added_up
 from workloads.sharding.table_shard import TableShard
 
@@ -64,31 +67,52 @@ class RowParallelRoute(TableRoute):
         """Return the route of some of the bags."""
         return type(self)(self.memory, ids, bags=bags, n_rows=self._n_rows, start=start)
 
-    def send_scalars_with_ids(self, x: Float[Tensor, "bags n"]) -> PendingReads:
-        """Send ids and scalars, or vectors, to all ranks in one message."""
-        pending = super().send_scalars_with_ids(x)
+    def send_scalars_with_ids(self, x: Float[Tensor, "bags bag_size"]) -> PendingReads:
+        """Send ids and scalars to all ranks in one message."""
+        places = self._places()
+        return self._reads(_put(self.ids, places), _put(x, places))
 
-        def wait() -> tuple[Tensor, Tensor]:
-            ids, values = pending()
-            return self._local(ids), values
+    def send_vectors_with_ids(self, x: Float[Tensor, "bags width"]) -> PendingReads:
+        """Send ids and whole vectors to all ranks in one message."""
+        return self._reads(_put(self.ids, self._places()), x)
 
-        return wait
-
-    send_vectors_with_ids = send_scalars_with_ids
+    def send_scalars(self, x: Float[Tensor, "bags bag_size"]) -> Pending:
+        """Send the scalars to all ranks."""
+        return super().send_scalars(_put(x, self._places()))
 
     def send_vectors(self, x: Float[Tensor, "bags width"]) -> Pending:
         """Send whole vectors to all ranks."""
-        return self.send_scalars(x)
+        return super().send_scalars(x)
 
     def return_scalars(self, x: Float[Tensor, "held_bags bag_size"]) -> Pending:
         """Send each rank its bags, where each scalar is taken from the rank that holds its row."""
         pending = self._of_own_bags(x)
-        return lambda: pending().gather(0, self._holders()[None])[0]
+        taken = self._ranks() * self.ids.shape[1] + self._places()
+        return lambda: pending().transpose(0, 1).flatten(1).gather(1, taken)
 
     def return_vectors(self, x: Float[Tensor, "held_bags width"]) -> Pending:
         """Send each rank its bags' sums, where they are added up."""
         pending = self._of_own_bags(x)
         return lambda: added_up(pending())
+
+    def _reads(self, ids: Tensor, second: Tensor) -> PendingReads:
+        pending = self._send_with_ids(ids, second)
+
+        def wait() -> tuple[Tensor, Tensor]:
+            held, values = pending()
+            return self._local(held), values
+
+        return wait
+
+    def _places(self) -> Int[Tensor, "bags bag_size"]:
+        """Return where each own read stands in its bag once they are in the order of the ranks."""
+        return places_by_rank(self._ranks(), self.memory.size)
+
+    def _ranks(self) -> Int[Tensor, "bags bag_size"]:
+        """Return the rank that holds the row of each own read."""
+        # `local_range` begins at rank * n_rows // size; this is the last rank for which that is at
+        # most the id.
+        return ((self.ids.long() + 1) * self.memory.size - 1) // self._n_rows
 
     def _local(self, ids: Int[Tensor, "held_bags bag_size"]) -> Tensor:
         """Return ids counted from the first row here; of rows held elsewhere, the number here."""
@@ -96,8 +120,7 @@ class RowParallelRoute(TableRoute):
         ids = ids - rows.start
         return torch.where((ids >= 0) & (ids < len(rows)), ids, len(rows))
 
-    def _holders(self) -> Int[Tensor, "bags bag_size"]:
-        """Return the rank that holds the row of each own read."""
-        # `local_range` begins at rank * n_rows // size; this is the last rank for which that is at
-        # most the id.
-        return ((self.ids.long() + 1) * self.memory.size - 1) // self._n_rows
+
+def _put(x: Tensor, places: Int[Tensor, "bags bag_size"]) -> Tensor:
+    """Return the scalars of reads at these places of their bags."""
+    return torch.empty_like(x).scatter_(1, places, x)

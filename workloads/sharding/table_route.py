@@ -82,20 +82,7 @@ class TableRoute(ABC):
 
     def send_scalars_with_ids(self, x: Float[Tensor, "bags bag_size"]) -> PendingReads:
         """Send ids, and a scalar with each, to all ranks in one message."""
-        specs = [[self._spec(n, self.ids), self._spec(n, x)] for n in self.bags_per_rank]
-        # Collectives want equal lengths, so shorter messages are padded with arbitrary numbers.
-        message = self.ids.new_empty(max(map(packed_words, specs)), dtype=torch.int64)
-        own = specs[self.memory.rank]
-        pack([self.ids, x], own, message[: packed_words(own)])
-        pending = all_gather(self.memory, message)
-
-        def wait() -> tuple[Tensor, Tensor]:
-            messages = zip(pending(), specs, strict=True)
-            unpacked = [unpack(message[: packed_words(spec)], spec) for message, spec in messages]
-            ids, scalars = zip(*unpacked, strict=True)
-            return torch.cat(ids), torch.cat(scalars)
-
-        return wait
+        return self._send_with_ids(self.ids, x)
 
     def send_scalars(self, x: Float[Tensor, "bags bag_size"]) -> Pending:
         """Send the scalars alone to all ranks; [held_bags, bag_size] arrives."""
@@ -156,6 +143,23 @@ class TableRoute(ABC):
             )
             for chunk in self._chunks
         ]
+
+    def _send_with_ids(self, ids: Tensor, second: Tensor) -> PendingReads:
+        """Send ids and scalars, or vectors, of all bags to all ranks in one message."""
+        specs = [[self._spec(n, ids), self._spec(n, second)] for n in self.bags_per_rank]
+        # Collectives want equal lengths, so shorter messages are padded with arbitrary numbers.
+        message = ids.new_empty(max(map(packed_words, specs)), dtype=torch.int64)
+        own = specs[self.memory.rank]
+        pack([ids, second], own, message[: packed_words(own)])
+        pending = all_gather(self.memory, message)
+
+        def wait() -> tuple[Tensor, Tensor]:
+            messages = zip(pending(), specs, strict=True)
+            unpacked = [unpack(message[: packed_words(spec)], spec) for message, spec in messages]
+            held, seconds = zip(*unpacked, strict=True)
+            return torch.cat(held), torch.cat(seconds)
+
+        return wait
 
     def _of_own_bags(self, x: Float[Tensor, "held_bags n"]) -> Pending:
         """Send each rank what is of its bags; [ranks, bags, n] arrives."""

@@ -27,24 +27,26 @@ def forward(
         table: Of 16 or 32 bits.
         ids: As in the reference.
         weights: As in the reference.
-        gaps: Whether reads of row `len(table)` are skipped (`gaps.py`).
+        gaps: Whether reads of row `len(table)` are skipped (`gaps.py`). All others of a bag stand
+            side by side.
         block_width: Columns worked on at a time. None: 64 at most, all bags' first 64 before the
             next, so that a part of the table that the cache can hold much of is read often in a
             short time.
-        block_rows: Rows fetched at a time by one program. None: as many as a warp holds.
+        block_rows: Rows fetched at a time by one program. None: as many as a warp holds; with
+            `gaps` 16 at most, since few of a bag are made.
     """
     n_bags, bag_size = ids.shape
     width = table.shape[1]
     out = table.new_empty(n_bags, width)
     if not out.numel():
         return out
+    table, ids, weights = table.contiguous(), ids.contiguous(), weights.contiguous()
+    made = reads_made(ids, len(table)) if gaps else ids
     block_width = block_width or max(16, min(64, triton.next_power_of_2(width)))
-    block_rows = block_rows or min(
-        triton.next_power_of_2(max(1, bag_size)), 8192 // (block_width * table.element_size())
-    )
+    block_rows = block_rows or _block_rows(bag_size, block_width * table.element_size(), gaps)
     _forward[(n_bags, triton.cdiv(width, block_width))](
-        table.contiguous(), ids.contiguous(), weights.contiguous(), out,
-        len(table), bag_size, width, ROWS=block_rows, WIDTH=block_width, GAPS=gaps,
+        table, ids, weights, made, out,
+        bag_size, width, ROWS=block_rows, WIDTH=block_width, GAPS=gaps,
         EVEN=width % block_width == 0 and bag_size % block_rows == 0, num_warps=1,
     )  # fmt: skip
     return out
@@ -76,6 +78,11 @@ def backward(
     return table_grad, None if products is None else products.view(ids.shape)
 
 
+def _block_rows(bag_size: int, block_bytes: int, gaps: bool) -> int:
+    most = 8192 // block_bytes
+    return min(triton.next_power_of_2(max(1, bag_size)), min(most, 16) if gaps else most)
+
+
 READS_OF_A_ROW = 2
 """From so many on, products are made by blocks of columns: the cache then holds some rows' next
 reads."""
@@ -90,20 +97,22 @@ def row_products(
 ) -> Float[Tensor, "bags bag_size"]:
     """Return the product of every row that a bag names with the bag's `x`, summed in fp32.
 
-    With `gaps`, those of reads of row `len(table)` are 0.
+    With `gaps`, those of reads of row `len(table)` may be anything, and all others of a bag stand
+    side by side.
     """
     n_bags, bag_size = ids.shape
     width = table.shape[1]
     out = table.new_empty(n_bags, bag_size)
     if not out.numel():
         return out
-    arguments = table.contiguous(), ids.contiguous(), x.contiguous()
+    ids = ids.contiguous()
+    made = reads_made(ids, len(table)) if gaps else ids
+    arguments = table.contiguous(), ids, x.contiguous(), made
     if ids.numel() < READS_OF_A_ROW * len(table):
         block_width = min(512 // table.element_size(), max(16, triton.next_power_of_2(width)))
         _row_products[(n_bags,)](
             *arguments,
             out,
-            len(table),
             bag_size,
             width,
             ROWS=min(32, triton.next_power_of_2(bag_size)),
@@ -113,11 +122,11 @@ def row_products(
         )
         return out
     block_width = max(16, min(64, triton.next_power_of_2(width)))
-    block_rows = min(triton.next_power_of_2(bag_size), 8192 // (block_width * table.element_size()))
+    block_rows = _block_rows(bag_size, block_width * table.element_size(), gaps)
     sums = out.new_empty(out.shape, dtype=torch.float32)
     for left in range(0, width, block_width):
         _add_products[(n_bags,)](
-            *arguments, sums, out, len(table), bag_size, width, left,
+            *arguments, sums, out, bag_size, width, left,
             ROWS=block_rows, WIDTH=block_width,
             FIRST=left == 0, LAST=left + block_width >= width, GAPS=gaps,
             EVEN=width % block_width == 0 and bag_size % block_rows == 0, num_warps=1,
@@ -125,35 +134,67 @@ def row_products(
     return out
 
 
+def reads_made(ids: Int[Tensor, "bags bag_size"], n_rows: int) -> Int[Tensor, "bags 2"]:
+    """Return the first read of every bag whose id is below `n_rows`, and the end of those.
+
+    They stand side by side. `ids` are contiguous.
+    """
+    found = torch.empty(len(ids), 2, dtype=torch.int32, device=ids.device)
+    if ids.numel():
+        width = triton.next_power_of_2(ids.shape[1])
+        _reads_made[(len(ids),)](ids, found, n_rows, ids.shape[1], WIDTH=width, num_warps=1)
+    return found
+
+
+def places_by_rank(
+    ranks: Int[Tensor, "bags bag_size"], n_ranks: int
+) -> Int[Tensor, "bags bag_size"]:
+    """Return `gaps.places_by_rank`."""
+    # Not `empty_like`, which would take over strides.
+    places = torch.empty(ranks.shape, dtype=torch.int64, device=ranks.device)
+    if ranks.numel():
+        bag_size = ranks.shape[1]
+        _places[(len(ranks),)](
+            ranks.contiguous(), places, n_ranks, bag_size,
+            WIDTH=triton.next_power_of_2(bag_size), num_warps=1,
+        )  # fmt: skip
+    return places
+
+
+@triton.jit
+def _span(spans, bag, bag_size, GAPS: tl.constexpr):
+    """Return the first read of a bag that is made, and the end of those that are."""
+    if GAPS:
+        return tl.load(spans + 2 * bag), tl.load(spans + 2 * bag + 1)
+    else:
+        return 0, bag_size
+
+
 @triton.jit
 def _forward(
-    table, ids, weights, out, n_rows, bag_size, width,
+    table, ids, weights, spans, out, bag_size, width,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, GAPS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     bag = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = cols < width
+    lo, hi = _span(spans, bag, bag_size, GAPS)
     ids += bag * bag_size
     weights += bag * bag_size
     acc = tl.zeros([WIDTH], tl.float32)
-    for start in range(0, bag_size, ROWS):
+    for start in range(lo, hi, ROWS):
         at = start + tl.arange(0, ROWS)
-        if EVEN:
+        if EVEN and not GAPS:
             row = tl.load(ids + at)
             weight = tl.load(weights + at).to(tl.float32)
-            place = table + offset(row, width)[:, None] + cols[None, :]
-            values = (
-                tl.load(place, mask=(row < n_rows)[:, None], other=0.0) if GAPS else tl.load(place)
-            )
+            values = tl.load(table + offset(row, width)[:, None] + cols[None, :])
         else:
-            live = at < bag_size
+            live = at < hi
             row = tl.load(ids + at, mask=live, other=0)
-            if GAPS:
-                live &= row < n_rows
             weight = tl.load(weights + at, mask=live, other=0.0).to(tl.float32)
             values = tl.load(
                 table + offset(row, width)[:, None] + cols[None, :],
-                mask=live[:, None] & inside[None, :],
+                mask=live[:, None] if EVEN else live[:, None] & inside[None, :],
                 other=0.0,
             )  # [ROWS, WIDTH]
         acc += tl.sum(values.to(tl.float32) * weight[:, None], axis=0)
@@ -162,15 +203,15 @@ def _forward(
 
 @triton.jit
 def _row_products(
-    table, ids, x, out, n_rows, bag_size, width,
+    table, ids, x, spans, out, bag_size, width,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, GAPS: tl.constexpr,
 ):  # fmt: skip
     bag = tl.program_id(0).to(tl.int64)
-    for start in range(0, bag_size, ROWS):
+    lo, hi = _span(spans, bag, bag_size, GAPS)
+    for start in range(lo, hi, ROWS):
         at = start + tl.arange(0, ROWS)
-        live = at < bag_size
+        live = at < hi
         row = tl.load(ids + bag * bag_size + at, mask=live, other=0).to(tl.int64)
-        here = live & (row < n_rows) if GAPS else live
         acc = tl.zeros([ROWS, WIDTH], tl.float32)
         for left in range(0, width, WIDTH):
             cols = left + tl.arange(0, WIDTH)
@@ -178,7 +219,7 @@ def _row_products(
             vector = tl.load(x + bag * width + cols, mask=inside, other=0.0).to(tl.float32)
             values = tl.load(
                 table + row[:, None] * width + cols[None, :],
-                mask=here[:, None] & inside[None, :],
+                mask=live[:, None] & inside[None, :],
                 other=0.0,
             ).to(tl.float32)  # [ROWS, WIDTH]
             acc += values * vector[None, :]
@@ -187,7 +228,7 @@ def _row_products(
 
 @triton.jit
 def _add_products(
-    table, ids, x, sums, out, n_rows, bag_size, width, left,
+    table, ids, x, spans, sums, out, bag_size, width, left,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
     GAPS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
@@ -196,24 +237,19 @@ def _add_products(
     cols = left + tl.arange(0, WIDTH)
     inside = cols < width
     vector = tl.load(x + bag * width + cols, mask=inside, other=0.0).to(tl.float32)
-    for start in range(0, bag_size, ROWS):
+    lo, hi = _span(spans, bag, bag_size, GAPS)
+    for start in range(lo, hi, ROWS):
         at = start + tl.arange(0, ROWS)
-        live = at < bag_size
+        live = at < hi
         place = bag * bag_size + at
-        if EVEN:
+        if EVEN and not GAPS:
             row = tl.load(ids + place)
-            row_place = table + offset(row, width)[:, None] + cols[None, :]
-            values = (
-                tl.load(row_place, mask=(row < n_rows)[:, None], other=0.0)
-                if GAPS
-                else tl.load(row_place)
-            )
+            values = tl.load(table + offset(row, width)[:, None] + cols[None, :])
         else:
             row = tl.load(ids + place, mask=live, other=0)
-            here = live & (row < n_rows) if GAPS else live
             values = tl.load(
                 table + offset(row, width)[:, None] + cols[None, :],
-                mask=here[:, None] & inside[None, :],
+                mask=live[:, None] if EVEN else live[:, None] & inside[None, :],
                 other=0.0,
             )  # [ROWS, WIDTH]
         found = tl.sum(values.to(tl.float32) * vector[None, :], axis=1)
@@ -223,3 +259,30 @@ def _add_products(
             tl.store(out + place, found.to(out.dtype.element_ty), mask=live)
         else:
             tl.store(sums + place, found, mask=live)
+
+
+@triton.jit
+def _reads_made(ids, spans, n_rows, bag_size, WIDTH: tl.constexpr):
+    bag = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDTH)
+    here = tl.load(ids + bag * bag_size + at, mask=at < bag_size, other=n_rows) < n_rows
+    # Of a bag without any, a span of length 0.
+    first = tl.min(tl.where(here, at, WIDTH), axis=0)
+    tl.store(spans + 2 * bag, first)
+    tl.store(spans + 2 * bag + 1, first + tl.sum(here.to(tl.int32), axis=0))
+
+
+@triton.jit
+def _places(ranks, places, n_ranks, bag_size, WIDTH: tl.constexpr):
+    bag = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, WIDTH)
+    live = at < bag_size
+    rank = tl.load(ranks + bag * bag_size + at, mask=live, other=-1)
+    place = tl.zeros([WIDTH], tl.int32)
+    before = 0
+    for each in range(n_ranks):
+        here = rank == each
+        count = here.to(tl.int32)
+        place = tl.where(here, before + tl.cumsum(count, axis=0) - 1, place)
+        before += tl.sum(count, axis=0)
+    tl.store(places + bag * bag_size + at, place.to(tl.int64), mask=live)

@@ -25,7 +25,11 @@ def case(shape: tuple[int, int, int, int], seed: int) -> tuple[Tensor, Tensor, T
     draw = torch.Generator().manual_seed(seed)
     table = torch.randn(rows + 1, width, generator=draw)
     ids = torch.randint(rows + 1, (bags, bag_size), generator=draw, dtype=torch.int32)
-    ids[torch.rand(ids.shape, generator=draw) < 0.5] = rows
+    # Those that are made stand side by side, as reads sent in the order of ranks do.
+    lo, hi = torch.randint(bag_size + 1, (2, bags, 1), generator=draw).sort(0).values
+    place = torch.arange(bag_size)
+    ids[(ids == rows) & (lo <= place) & (place < hi)] = 0
+    ids[(place < lo) | (place >= hi)] = rows
     return (
         table,
         ids,
@@ -75,6 +79,41 @@ def test_an_update_takes_no_row_for_read_that_was_skipped(shape, seed, kind):
     assert torch.equal(part, whole[:rows])
     for name, kept in state.items():
         assert torch.equal(kept, expected[name][:rows])
+
+
+RANKS = st.integers(1, 5).flatmap(
+    lambda n: st.tuples(
+        st.just(n), st.lists(st.lists(st.integers(0, n - 1), min_size=6, max_size=6), min_size=1)
+    )
+)
+
+
+def check_places(n_ranks: int, ranks: list[list[int]]) -> None:
+    places = gaps.places_by_rank(torch.tensor(ranks), n_ranks)
+
+    for bag, its_places in zip(ranks, places.tolist(), strict=True):
+        in_order = sorted(range(len(bag)), key=lambda read: (bag[read], read))
+        assert [in_order.index(read) for read in range(len(bag))] == its_places
+
+
+@given(ranks=RANKS)
+def test_reads_of_a_bag_are_put_in_the_order_of_their_ranks(ranks):
+    check_places(*ranks)
+
+
+def test_so_they_are_in_triton(interpreted):
+    pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
+    from workloads.kernels.weighted_bag import triton as kernel
+
+    interpreted(kernel)
+    ranks = [[2, 0, 2, 1, 0], [1, 1, 1, 1, 1], [0, 2, 1, 2, 0]]
+    places = kernel.places_by_rank(torch.tensor(ranks), 3)
+    assert places.tolist() == [[3, 0, 4, 2, 1], [0, 1, 2, 3, 4], [0, 3, 2, 4, 1]]
+    # Of other strides, as selected ids may be.
+    turned = torch.tensor(ranks).T.contiguous().T
+    assert torch.equal(kernel.places_by_rank(turned, 3), places)
+    ids = torch.tensor([[9, 3, 0, 9, 9], [9, 9, 9, 9, 9], [1, 2, 3, 4, 5], [0, 9, 9, 9, 9]])
+    assert kernel.reads_made(ids, 9).tolist() == [[1, 3], [8, 8], [0, 5], [0, 1]]
 
 
 @pytest.mark.parametrize("rows", [2**16 - 1, 2**16, 2**16 + 1])

@@ -20,14 +20,14 @@ IDS = ["i32", "i64"]
 @pytest.mark.parametrize("ids", IDS)
 @pytest.mark.parametrize("gaps", [False, True])
 def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids, gaps):
-    rows = 64 if dtype == "bf16" else 32
+    rows = kernel._block_rows(128, 64 * (2 if dtype == "bf16" else 4), gaps)
     made = compile_for_sm90(
         kernel._forward,
         {
             **dict.fromkeys(("table", "weights", "out"), f"*{dtype}:16"),
             "ids": f"*{ids}:16",
             **dict.fromkeys(("bag_size", "width"), "i32:16"),
-            "n_rows": "i32",
+            "spans": "*i32:16",
         },
         {"ROWS": rows, "WIDTH": 64, "GAPS": gaps, "EVEN": True},
         num_warps=1,
@@ -44,7 +44,7 @@ def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids, gap
 @pytest.mark.parametrize(("first", "last"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("gaps", [False, True])
 def test_products_are_added_up_by_wide_loads(compile_for_sm90, dtype, first, last, gaps):
-    rows = 64 if dtype == "bf16" else 32
+    rows = kernel._block_rows(128, 64 * (2 if dtype == "bf16" else 4), gaps)
     made = compile_for_sm90(
         kernel._add_products,
         {
@@ -52,7 +52,7 @@ def test_products_are_added_up_by_wide_loads(compile_for_sm90, dtype, first, las
             "ids": "*i64:16",
             "sums": "*fp32:16",
             **dict.fromkeys(("bag_size", "width", "left"), "i32:16"),
-            "n_rows": "i32",
+            "spans": "*i32:16",
         },
         {"ROWS": rows, "WIDTH": 64, "FIRST": first, "LAST": last, "GAPS": gaps, "EVEN": True},
         num_warps=1,
@@ -70,7 +70,8 @@ def test_rows_of_any_width_spill_nothing(compile_for_sm90, ids):
         {
             **dict.fromkeys(("table", "weights", "out"), "*fp16:16"),
             "ids": f"*{ids}:16",
-            **dict.fromkeys(("n_rows", "bag_size"), "i32"),
+            "spans": "*i32:16",
+            "bag_size": "i32",
             "width": "i32:16",
         },
         {"ROWS": 64, "WIDTH": 64, "GAPS": True, "EVEN": False},
@@ -91,7 +92,7 @@ def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90,
             **dict.fromkeys(("table", "x", "out"), f"*{dtype}:16"),
             "ids": f"*{ids}:16",
             **dict.fromkeys(("bag_size", "width"), "i32:16"),
-            "n_rows": "i32",
+            "spans": "*i32:16",
         },
         {"ROWS": 32, "WIDTH": 128 if dtype == "fp32" else 256, "GAPS": True},
         num_warps=4,
