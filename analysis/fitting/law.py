@@ -254,7 +254,16 @@ def _check_bounds(parameter: Parameter, low: float, high: float) -> None:
         lowest, highest = 0.0, np.inf
     elif parameter.log:
         lowest, highest = np.exp(lowest), np.exp(highest)
-    if not (lowest <= low <= high <= highest) or (parameter.amplitude and high == 0):
+    within = lowest <= low <= high <= highest and not (parameter.amplitude and high == 0)
+    if low == high or np.isnan([low, high]).all():
+        if not within or np.isinf(low):
+            allowed = f"from {lowest:g} to {highest:g}"
+            if parameter.amplitude:
+                allowed = "greater than 0"
+            elif np.isinf(highest):
+                allowed = "a finite number" if np.isinf(lowest) else f"at least {lowest:g}"
+            raise ValueError(f"{parameter.name}: must be {allowed} to be fixed, got {low:g}")
+    elif not within:
         raise ValueError(
             f"{parameter.name}: bounds must be ascending and within {lowest:g}..{highest:g}, "
             f"got {low:g}..{high:g}"

@@ -40,8 +40,8 @@ class AttemptExits:
         """Exits that are not dealt with: new ones, and those whose folders could not be read."""
         self.unwritten: dict[Path, dict[str, Any]] = {}
         """end.json of attempts, by path, that the disk did not take yet."""
-        self.over_quota = ""
-        """A sentence if a quota keeps them from being written, however much the disk has free."""
+        self.limit_reached = ""
+        """A sentence if a quota, or another limit, keeps them from being written."""
 
     def process_pending(self) -> bool:
         """Close what ended; return whether anything was closed."""
@@ -177,12 +177,12 @@ class AttemptExits:
                 except OSError as error:
                     if not storage_errors.is_full(error):
                         raise
-                    if storage_errors.is_over_quota(error):
+                    if storage_errors.is_limited(error):
                         folder = self._state.sweep.path
-                        self.over_quota = storage_errors.full_message(error, folder)
+                        self.limit_reached = storage_errors.full_message(error, folder)
                     return
                 del self.unwritten[path]
-                self.over_quota = ""
+                self.limit_reached = ""
 
     def _record_failure(
         self, trial: ManagedTrial, attempt: RunningAttempt, verdict: Verdict

@@ -144,8 +144,8 @@ class AttemptStarter:
             return False
         if self._state.breaker.is_open:
             reason = self._state.breaker.reason()
-        elif self._exits.over_quota:
-            reason = self._exits.over_quota
+        elif self._exits.limit_reached:
+            reason = self._exits.limit_reached
         else:
             about = f", a checkpoint needs about {units.size(needs)}" if needs else ""
             reason = (
@@ -250,7 +250,7 @@ class AttemptStarter:
         shared = 0 < float(resources.gpus) < 1
         gpus = placement.share if shared else float(resources.gpus)
         if not trial.folder.has_spec():
-            trial.folder.create(trial.spec)
+            trial.folder.start(trial.spec)
         folder: AttemptDir = trial.folder.new_attempt(
             {
                 "started_at": self._state.wall_clock(),

@@ -24,7 +24,7 @@ from orchestrator.control.resource_estimator import ResourceEstimator
 from orchestrator.control.status import SweepStatus
 from orchestrator.control.status_publisher import StatusPublisher
 from orchestrator.records.circuit_breaker import CircuitBreaker
-from orchestrator.records.errors import BusyError
+from orchestrator.records.errors import BusyError, MovedError
 from orchestrator.records.json_files import remove_temporary
 from orchestrator.records.locks import HEARTBEAT_S, ControllerLock
 from orchestrator.records.rank_registry import TRAIN
@@ -130,14 +130,19 @@ class Controller:
         Raises:
             BusyError: If another controller runs this sweep, or took it over while the storage
                 did not answer.
+            MovedError: If somebody moved or removed the sweep's folder.
             ExperimentError: If the launcher cannot start.
         """
         state = self._state
         self._lock.acquire()
         try:
-            self._run(on_update)
-        except BusyError:
-            # From now on everything is the other's to decide and to write down.
+            try:
+                self._run(on_update)
+            except OSError:
+                self._lock.check_place()  # it may explain what was not found
+                raise
+        except (BusyError, MovedError):
+            # From now on everything is another's to decide and to write down.
             state.trials.clear()
             self._exits.unwritten.clear()
             raise

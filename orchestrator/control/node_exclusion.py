@@ -87,7 +87,9 @@ def node_names(nodes: Sequence[Node]) -> dict[str, str]:
 def exclude(sweep: SweepDir, node: str, *, why: str, submission: int, now: float) -> None:
     """Exclude a node from now on."""
     record = {"node": node, "since": now, "why": why, "submission": submission}
-    write_json(sweep.path / "nodes" / f"{node}.excluded.json", record)
+    folder = sweep.path / "nodes"
+    folder.mkdir(exist_ok=True)
+    write_json(folder / f"{node}.excluded.json", record)
 
 
 def readmit_all(files: Iterable[Path]) -> None:

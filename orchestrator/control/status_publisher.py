@@ -116,7 +116,7 @@ class StatusPublisher:
         since = state.wall_clock() if self._full_since is None else self._full_since
         full_disk = storage_errors.full_disk(state.sweep.path, since=since)
         refused = self._lock.refused
-        if not full_disk and refused is not None and storage_errors.is_over_quota(refused):
+        if not full_disk and refused is not None and storage_errors.is_limited(refused):
             full_disk = storage_errors.full_message(refused, state.sweep.path)
         self._full_since = since if full_disk else None
         cancelled = state.sweep.cancel_requested()

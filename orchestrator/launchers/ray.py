@@ -35,8 +35,10 @@ from orchestrator.launchers.foreign_load import foreign_load
 from orchestrator.launchers.local import rank_environment
 from orchestrator.launchers.ray_connect import (
     RayKeyValueStore,
+    ended_process,
     first_line,
     join,
+    log_errors,
     ping,
     reread_settings,
     start_cluster,
@@ -47,6 +49,7 @@ from orchestrator.launchers.ray_supervisors import Supervisor, SupervisorPool
 from orchestrator.node.early_fork_server import EarlyForkServer
 from orchestrator.node.fork_server_process import START_TIMEOUT_S
 from orchestrator.node.hardware import usable_cores
+from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN, registered
 from orchestrator.records.sweep_dir import SweepDir
@@ -62,8 +65,17 @@ SILENT_S = 60.0
 and what ran there is lost: it hangs, or its node stands still."""
 LONGEST_LOOK_S = 1.0
 """What counts of the time between two looks: this process may have stood still itself."""
+RESTARTS = 3
+"""How often in a row the cluster of this machine is started again that ended by itself."""
+RESTART_PAUSE_S = 10.0
+"""Before the second of them; twice as long before the third."""
+LIVED_S = 600.0
+"""After so long its end counts as the first in a row."""
 CALL_TIMEOUT_S = 60.0
 """How long a supervisor may take to answer a call that does no waiting of its own."""
+
+
+_GOES_ON = "what was recorded is right: submit again, and training goes on from its checkpoints"
 
 
 @dataclass(kw_only=True)
@@ -145,14 +157,21 @@ class RayLauncher:
         self._looked_at = -math.inf
         """When the supervisors' answers were last looked for."""
         self._exits: list[AttemptExit] = []
+        self._started_at = -math.inf
+        self._ends = 0
+        """How often in a row the cluster of this machine ended by itself."""
+        self._restart_at: float | None = None
+        """When it is started again that ended; None: it runs."""
 
     def start(self) -> None:
         """Start or join the cluster and have a supervisor on every node that can have one."""
+        self._started_at = time.monotonic()
         environment = rank_environment(self._sweep, self._code)
         try:
             if self._address is None:
                 self._start_early(environment)
             self._ray_environment.save()
+            log_errors(self._sweep.path.absolute() / "nodes" / "ray.log")
             if self._address is None:
                 start_cluster(self._ray_environment, environment, cpus=self._cpus, gpus=self._gpus)
             else:
@@ -185,8 +204,20 @@ class RayLauncher:
     def nodes(self) -> Sequence[Node]:
         """Return the nodes that have a supervisor.
 
-        Looks for new ones once a second at most, and waits for none.
+        Looks for new ones once a second at most, and waits for none; but a cluster of this machine
+        that ended is started again.
+
+        Raises:
+            ExperimentError: If that fails.
         """
+        if self._restart_at is not None:
+            if time.monotonic() < self._restart_at:
+                return ()
+            try:
+                self.start()
+            except ExperimentError as error:
+                raise ExperimentError(f"{error}; {_GOES_ON}") from error
+            self._restart_at = None
         self._supervisors.refresh()
         return tuple(supervisor.node for supervisor in self._supervisors.ready.values())
 
@@ -194,7 +225,7 @@ class RayLauncher:
         """Exchange usage with the other sweeps of the cluster, and look up what is really free."""
         starting = self._supervisors.starting
         if self._registry is None:
-            return SharedUsage(may_grow=starting)
+            return SharedUsage(may_grow=starting or self._restart_at is not None)
         changed_s = time.monotonic() - self._supervisors.changed_at
         nodes = [supervisor.node for supervisor in self._supervisors.ready.values()]
         own, others = self._registry.exchange(
@@ -264,7 +295,17 @@ class RayLauncher:
 
         Answers that are not there yet are left for the next call. So is what ended with a
         supervisor while the storage does not say which ranks there were.
+
+        Raises:
+            ExperimentError: If the cluster of this machine ended once too often.
         """
+        if self._address is None and self._restart_at is None:
+            ended = ended_process()
+            if ended is not None:
+                self._cluster_ended(ended)
+        if self._restart_at is not None:
+            exits, self._exits = self._exits, []
+            return exits
         ready = self._supervisors.ready
         for supervisor in ready.values():
             if supervisor.polling is None:
@@ -324,10 +365,47 @@ class RayLauncher:
             if self._registry is not None:
                 self._registry.leave()
             ray.shutdown()
+        self._let_go()
+
+    def _cluster_ended(self, name: str) -> None:
+        """Take in that a process of this machine's cluster ended, and end what is left of it.
+
+        Raises:
+            ExperimentError: If that happened once too often.
+        """
+        long_ago = time.monotonic() - self._started_at > LIVED_S
+        self._ends = 1 if long_ago else self._ends + 1
+        running = [one.launch for one in self._running.values()]
+        # Not by calls to it, which nobody answers. The fork servers and ranks end as the watchdog
+        # kills them; only then another attempt may begin.
+        ray.shutdown()
+        self._let_go()
+        self._lost.clear()
+        what = f"Ray of this machine ended: its {name} died"
+        if self._ends > RESTARTS:
+            raise ExperimentError(
+                f"{what}, {self._ends} times in a row (`dmesg` or {self._sweep.path}/nodes/ray.log "
+                f"may say why; `--launcher process` does without Ray); {_GOES_ON}"
+            )
+        pause_s = RESTART_PAUSE_S * (2 ** (self._ends - 2) if self._ends > 1 else 0)
+        self._restart_at = time.monotonic() + pause_s
+        LOG.warning("%s; it is started again (%d of %d)", what, self._ends, RESTARTS)
+        self._exits += [
+            AttemptExit(
+                trial_id=launch.trial_id,
+                attempt=launch.attempt,
+                node_lost=f"{what}, and its ranks with it",
+            )
+            for launch in running
+        ]
+
+    def _let_go(self) -> None:
+        """End what of the cluster and of its environment is this process's own."""
         if self._early is not None:
             self._early.close()
             self._early = None
-        self._supervisors.clear()
+        self._supervisors = SupervisorPool(self._sweep, job=self._job, code=self._code)
+        self._reservations = ReservationPool(shared=self._address is not None)
         self._running.clear()
         self._ray_environment.close()
         if self._address is None:

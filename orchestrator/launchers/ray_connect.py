@@ -5,12 +5,12 @@ import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import ray_constants, services, utils
+from ray._private import ray_constants, services, utils, worker
 from ray._private.node import Node
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
 from ray.exceptions import RayError
@@ -93,6 +93,24 @@ def start_cluster(
             LOG.warning("Ray did not start (%s); once more", first_line(error))
             ray_environment.close()
             ray_environment.save()
+
+
+def log_errors(log: Path) -> None:
+    """Append to a log what Ray says of its own failures, which it would print on the terminal."""
+
+    def append(data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        with suppress(OSError), log.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in data["lines"])
+
+    worker.print_to_stdstream = append
+
+
+def ended_process() -> str | None:
+    """Return which process of the cluster started here ended by itself; None: all run."""
+    node = worker._global_node
+    ended: list[tuple[str, Any]] = [] if node is None else node.dead_processes()
+    needed = (ray_constants.PROCESS_TYPE_RAYLET, ray_constants.PROCESS_TYPE_GCS_SERVER)
+    return next((name for name, _ in ended if name in needed), None)
 
 
 @contextmanager

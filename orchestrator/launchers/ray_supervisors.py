@@ -131,11 +131,6 @@ class SupervisorPool:
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=timeout_s)
 
-    def clear(self) -> None:
-        """Forget all supervisors."""
-        self.ready.clear()
-        self._starting.clear()
-
     def of(self, node_ids: Iterable[str]) -> list[Supervisor]:
         """Return the supervisors of those of the nodes that have one."""
         return [self.ready[n] for n in node_ids if n in self.ready]

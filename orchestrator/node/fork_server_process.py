@@ -261,7 +261,7 @@ def start(
         own_group: Whether it gets a process group of its own.
         stdin: Where commands come from.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(exist_ok=True)
     modules = TRAINING_MODULES if job == TRAIN else ("orchestrator.node.worker",)
     optional = workload_modules() if job == TRAIN else []
     command = [sys.executable, "-P", "-m", "orchestrator.node.fork_server", str(os.getpid())]

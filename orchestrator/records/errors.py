@@ -5,7 +5,8 @@
     ├── UsageError             a command was asked for what cannot be done               exit code 2
     ├── StoreError             the state of record or the tracker is unreadable          exit code 1
     │   └── NotFoundError      no sweep, trial or attempt is called so                   exit code 2
-    └── BusyError              somebody else's controller holds this sweep               exit code 3
+    ├── BusyError              somebody else's controller holds this sweep               exit code 3
+    └── MovedError             the sweep's folder was moved or removed while it ran      exit code 4
 
 A bad value of a config field is a `workloads.field_error.FieldError`, any other bad argument a
 plain ValueError; `sweep/parsing/validation.py` turns the former into a ConfigProblem with file,
@@ -79,3 +80,9 @@ class BusyError(ExperimentError):
     """Another live controller holds the sweep."""
 
     exit_code = 3
+
+
+class MovedError(ExperimentError):
+    """The folder of a sweep was moved or removed while its controller ran."""
+
+    exit_code = 4

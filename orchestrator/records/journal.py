@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -61,9 +62,12 @@ class Journal:
             ) from error
         if written != len(line):
             os.ftruncate(self._file, before)
+            limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+            full = limit == resource.RLIM_INFINITY or before + written < limit
             raise OSError(
-                errno.ENOSPC,
-                f"{self._path}: the disk took {written} of {len(line)} bytes; free some space",
+                errno.ENOSPC if full else errno.EFBIG,
+                f"{self._path}: the disk took {written} of {len(line)} bytes; "
+                f"{'free some space' if full else 'see `ulimit -f`'}",
             )
 
 

@@ -24,12 +24,11 @@ def write_json(
     """Replace `path` atomically: readers see the old or the new content, never a part.
 
     Args:
-        path: Folders above it are made.
+        path: In a folder that exists: a sweep that was moved away must not get its folder again.
         record: A JSON object.
         durable: Wait until the disk has it. A heartbeat, replaced every second, need not.
         private: It holds a secret: only its owner may read it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     # A line per field. With `indent`, json is three times as slow: ten thousand specs take seconds.
     lines = (f" {json.dumps(key)}: {_encode(value)}" for key, value in record.items())
     text = "{\n" + ",\n".join(lines) + "\n}\n"

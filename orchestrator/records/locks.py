@@ -6,6 +6,9 @@ reads it.
 
 A network file system takes the locks of a silent machine away. So a controller whose storage did
 not answer for STALE_S checks that the sweep is still its own before it writes or decides anything.
+
+A sweep's folder may be moved while its controller runs. Then the locked file is at another path, so
+the controller ends instead of making the folder anew.
 """
 
 import fcntl
@@ -19,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.records import storage_errors
-from orchestrator.records.errors import BusyError, StoreError
+from orchestrator.records.errors import BusyError, MovedError, StoreError
 from orchestrator.records.json_files import read_json, remove_temporary, write_json
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.sweep_dir import TEMPORARY_CODE, SweepDir
@@ -88,6 +91,7 @@ class ControllerLock:
 
         Raises:
             BusyError: If another live controller holds it; says which and what to do.
+            MovedError: If the sweep has no folder any more.
         """
         # Holders of one trial share the sweep's lock with each other, never with one of all trials.
         self._take(self._sweep.path, fcntl.LOCK_EX if self._trial is None else fcntl.LOCK_SH)
@@ -117,6 +121,7 @@ class ControllerLock:
         Raises:
             BusyError: If another controller runs the sweep, after a silence. Nothing is written
                 then, nor later.
+            MovedError: As `check_place`; likewise.
         """
         self._record = {
             **self._record,
@@ -127,6 +132,7 @@ class ControllerLock:
         if self._lost:
             return False
         try:
+            self.check_place()
             if self.stale:
                 self._make_sure()
             write_json(self._place / "controller.json", self._record)
@@ -137,6 +143,22 @@ class ControllerLock:
             return False
         self._updated_at, self._written, self.refused = self._clock(), True, None
         return True
+
+    def check_place(self) -> None:
+        """Check that the locked files are still at their paths, so that records go there, too.
+
+        Raises:
+            MovedError: If not: somebody moved or removed the folder. Nothing may be written there
+                any more, since it would split the sweep over two folders.
+        """
+        for lock, folder, _ in self._locks:
+            try:
+                there = (folder / LOCK_FILE).stat()
+            except (FileNotFoundError, NotADirectoryError):
+                there = None
+            if there is None or not os.path.samestat(os.fstat(lock), there):
+                self._lost = True
+                raise MovedError(_moved_message(self._sweep, self._locks[0][0]))
 
     @property
     def stale(self) -> bool:
@@ -155,8 +177,15 @@ class ControllerLock:
         return None if self._trial is None else (self._trial.trial_id,)
 
     def _take(self, folder: Path, how: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = locked(folder / LOCK_FILE, how)
+        if folder != self._sweep.path:
+            folder.mkdir(exist_ok=True)
+        try:
+            lock = locked(folder / LOCK_FILE, how)
+        except FileNotFoundError:
+            raise MovedError(
+                f"sweep {self._sweep.name}: its folder {folder.absolute()} was moved or removed "
+                "since it was submitted; submit again with --runs where it lies now"
+            ) from None
         if lock is None:
             other = read_json(folder / "controller.json")
             alive = other is not None and other.get("ended_at") is None
@@ -190,6 +219,30 @@ class ControllerLock:
     def _let_go(self) -> None:
         while self._locks:
             os.close(self._locks.pop()[0])
+
+
+def _moved_message(sweep: SweepDir, lock: int) -> str:
+    """Return what became of a sweep's folder, and how to go on."""
+    before = sweep.path.absolute()
+    # The kernel knows the way to an open file, unless another machine moved it.
+    now = Path(f"/proc/self/fd/{lock}").readlink().parent
+    try:
+        known = now != before and os.path.samestat(os.fstat(lock), (now / LOCK_FILE).stat())
+    except OSError:
+        known = False
+    if not known:
+        what = f"its folder {before} was moved or removed (its {LOCK_FILE} is not there any more)"
+        how = "submit again with --runs where it lies now, or here to begin anew"
+    elif now.name == sweep.name:
+        what = f"its folder {before} was moved to {now}"
+        how = f"submit again with --runs {now.parent}"
+    else:
+        what = f"its folder {before} was moved to {now}"
+        how = f"move it to where it was, or to any folder as {sweep.name}, and submit again"
+    return (
+        f"sweep {sweep.name}: {what} while it trained, so its trials were stopped; {how}: trials "
+        "go on from their last checkpoints"
+    )
 
 
 def locked(file: Path, how: int = fcntl.LOCK_EX) -> int | None:

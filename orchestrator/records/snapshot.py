@@ -129,7 +129,10 @@ def parse_spec(path: Path, record: JsonObject | None) -> TrialSpec:
         StoreError: If there is no spec.json, or it was altered.
     """
     if record is None:
-        raise StoreError(f"{path}: no spec.json; delete the folder and submit again")
+        # Not that the folder be deleted: it may hold checkpoints and a result, which stay good.
+        raise StoreError(
+            f"{path}: no spec.json; submit the sweep again, which writes it and keeps all else"
+        )
     try:
         return TrialSpec.from_json(record)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

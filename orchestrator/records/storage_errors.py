@@ -12,8 +12,10 @@ from pathlib import Path
 from orchestrator.records import units
 from orchestrator.records.errors import UsageError
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""No space left on the device; the user's quota is used up."""
+LIMITS = frozenset({errno.EDQUOT, errno.EFBIG})
+"""The user's quota is used up; a file is as large as `ulimit -f` or its file system allows."""
+FULL = frozenset({errno.ENOSPC}) | LIMITS
+"""No space left: on the device, or below a limit."""
 FAILING = frozenset(
     {
         errno.EIO,
@@ -44,10 +46,9 @@ def is_full(error: BaseException) -> bool:
     return any(isinstance(cause, OSError) and cause.errno in FULL for cause in _causes(error))
 
 
-def is_over_quota(error: BaseException) -> bool:
-    """Whether this error, or a cause of it, is a used-up quota: the disk itself may be empty."""
-    causes = _causes(error)
-    return any(isinstance(cause, OSError) and cause.errno == errno.EDQUOT for cause in causes)
+def is_limited(error: BaseException) -> bool:
+    """Whether this error, or a cause of it, is one of LIMITS: the disk itself may be empty."""
+    return any(isinstance(cause, OSError) and cause.errno in LIMITS for cause in _causes(error))
 
 
 def is_failing(error: BaseException) -> bool:
@@ -115,13 +116,16 @@ def full_message(error: BaseException, *places: Path) -> str:
         error: For which `is_full` holds.
         places: Where a trial writes, if the error names no file; that with the least room is named.
     """
-    named = [
-        Path(os.fsdecode(cause.filename))
-        for cause in _causes(error)
-        if isinstance(cause, OSError) and cause.errno in FULL and cause.filename
-    ]
+    causes = [c for c in _causes(error) if isinstance(c, OSError) and c.errno in FULL]
+    named = [Path(os.fsdecode(cause.filename)) for cause in causes if cause.filename]
     place = min(named or places, key=free_bytes)
-    if is_over_quota(error):
+    if any(cause.errno == errno.EFBIG for cause in causes):
+        return (
+            f"a file at {place} is as large as this process may make one: `ulimit -f` shows the "
+            "limit, unless it is the file system's; raise it and submit again: training then goes "
+            "on from its last checkpoint"
+        )
+    if is_limited(error):
         # What the disk has free says nothing about it.
         return (
             f"your disk quota is used up at {place} (`quota -s` shows it); get a larger one, or "
@@ -166,13 +170,22 @@ def failing_message(error: BaseException, place: Path, *, of_command: bool = Fal
 
 
 def denied_message(error: PermissionError) -> str:
-    """Return a sentence for people: what this user may not open, whose it is, what to do."""
+    """Return a sentence for people: what this user may not do, whose it is, who can change it."""
     file = Path(os.fsdecode(error.filename or os.curdir))
     place = next(place for place in (file, *file.parents) if os.access(place, os.F_OK))
-    return (
+    said = (
         f"{file}: {error.strerror} for user {_user(os.geteuid())}; {place} belongs to "
-        f"{_user(place.stat().st_uid)}, who can open it to others: `chmod -R o+rX` to read "
-        "(`g+rwX`: to the group, to write too), and before further submissions `umask 022`"
+        f"{_user(place.stat().st_uid)}"
+    )
+    if os.access(place, os.R_OK | (os.X_OK if place.is_dir() else 0)):
+        return (
+            f"{said}, and you may read it but not write: use a folder of your own (--runs, --out), "
+            "or ask them to share it with a group: `chmod -R g+rwX`, and before further "
+            "submissions `umask 002`"
+        )
+    return (
+        f"{said}, who can let others read it: `chmod -R o+rX`, and before further submissions "
+        "`umask 022`"
     )
 
 

@@ -15,6 +15,7 @@
       tracking.json                exporter: this folder's id in trackers, parent run, problems
       tracking.log                 what the exporter said; `tracking.lock` is flocked by it
       nodes/<host>.log             what the process that starts ranks on a node printed
+      nodes/ray.log                what Ray said of its own failures
       nodes/<node>.excluded.json   controller: why a node is excluded (control/node_exclusion.py)
       slurm/                       jobs on a Slurm cluster (launchers/slurm/job_records.py)
       trials/<trial_id>/           made for the first attempt, or a request
@@ -129,6 +130,7 @@ class SweepDir:
 
         An existing spec is replaced only in what is not part of the identity.
         """
+        (self.path / "trials").mkdir(parents=True, exist_ok=True)
         folders, started, unstarted = self.trial_folders(), [], []
         for spec in specs:
             trial = self.trial(spec.trial_id)
@@ -136,11 +138,10 @@ class SweepDir:
             if there:
                 (trial.path / "cancel.json").unlink(missing_ok=True)
             if there and trial.has_spec():
-                trial.create(spec, durable=False)
+                trial.write_spec(spec, durable=False)
                 started.append(spec.trial_id)
             else:
                 unstarted.append(spec)
-        (self.path / "trials").mkdir(parents=True, exist_ok=True)
         if started:  # before their lines go: a power cut must not take both
             flush_file_system(self.path)
         remove_temporary(self.path, of=unstarted_specs.FILE)
@@ -161,8 +162,9 @@ class SweepDir:
 
     def add_submission(self, record: Mapping[str, Any]) -> int:
         """Store a submission and return its number, 1 for the first."""
-        number = len(self._submission_names()) + 1
-        write_json(self.path / "submissions" / f"{number:04d}.json", {"number": number, **record})
+        folder, number = self.path / "submissions", len(self._submission_names()) + 1
+        folder.mkdir(exist_ok=True)
+        write_json(folder / f"{number:04d}.json", {"number": number, **record})
         return number
 
     def submission(self, number: int) -> dict[str, Any]:

@@ -58,6 +58,20 @@ class TrialDir:
         return max((int(step) for step in steps if step.isdigit()), default=0)
 
     def create(self, spec: TrialSpec, *, durable: bool = True) -> None:
+        """Write spec.json, and make all folders that it needs; see `write_spec`."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write_spec(spec, durable=durable)
+
+    def start(self, spec: TrialSpec) -> None:
+        """Make the folder for the first attempt, and write spec.json.
+
+        Raises:
+            FileNotFoundError: If the sweep has no folder any more: somebody moved or removed it.
+        """
+        self.path.mkdir(exist_ok=True)
+        self.write_spec(spec)
+
+    def write_spec(self, spec: TrialSpec, *, durable: bool = True) -> None:
         """Write spec.json. An existing one is replaced only in what is not part of the identity.
 
         `durable` is that of `write_json`. One process at a time does it: what a killed one left of
@@ -67,8 +81,7 @@ class TrialDir:
             raise ValueError(
                 f"{self.path}: spec is {spec.trial_id}; a trial lives in the folder of its name"
             )
-        if self.path.is_dir():
-            remove_temporary(self.path, of="spec.json")
+        remove_temporary(self.path, of="spec.json")
         write_json(self.path / "spec.json", spec.to_json(), durable=durable)
 
     def has_spec(self) -> bool:
@@ -119,7 +132,8 @@ class TrialDir:
         left = bool(attempts) and attempts[-1].launch() is None and attempts[-1].end() is None
         number = 1 + (attempts[-1].number if attempts else 0) - left
         attempt = self.attempt(number)
-        attempt.path.mkdir(parents=True, exist_ok=left)
+        attempt.path.parent.mkdir(exist_ok=True)
+        attempt.path.mkdir(exist_ok=left)
         remove_temporary(attempt.path)
         try:
             write_json(attempt.path / "launch.json", launch)
@@ -227,6 +241,7 @@ class TrialDir:
 
     def request_cancel(self, by: str, *, durable: bool = True) -> None:
         """Ask whoever runs this trial to stop it for good. `durable` is that of `write_json`."""
+        self.path.mkdir(exist_ok=True)
         write_json(self.path / "cancel.json", {"by": by}, durable=durable)
 
     def retry_request(self) -> dict[str, Any] | None:
@@ -246,6 +261,7 @@ class TrialDir:
             at: Seconds since 1970.
         """
         if (self.retry_request() or {"after": -1})["after"] < after:
+            self.path.mkdir(exist_ok=True)
             write_json(self.path / "retry.json", {"by": by, "asked_at": at, "after": after})
         (self.path / "cancel.json").unlink(missing_ok=True)
 

@@ -20,6 +20,7 @@ from typing import Any
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.ray_watchdog import OWNER
 from orchestrator.launchers.slurm import commands, job_environment, job_records, submitit_adapter
+from orchestrator.launchers.slurm.commands import SlurmError
 from orchestrator.launchers.slurm.head_address import HeadAddressFile
 from orchestrator.launchers.slurm.launcher import FREE, PilotLauncher
 from orchestrator.launchers.slurm.options import SlurmOptions
@@ -72,9 +73,10 @@ class HeadPilot:
         sweep = SweepDir(Path(self.sweep))
         request = SlurmOptions.from_json(self.request)
         token = secrets.token_hex(32)
+        head = _ray_node(sweep, label=f"{own}-0", token=token)
         launcher = PilotLauncher(
             sweep,
-            head=_ray_node(sweep, label=f"{own}-0", token=token),
+            head=head,
             token=token,
             head_address=head_address,
             own=own,
@@ -103,6 +105,16 @@ class HeadPilot:
                 # Ray ends on it, too, and the controller a minute later. Ranks got it themselves.
                 without_ray.start()
 
+        over = threading.Event()
+
+        def requeue_if_ray_dies() -> None:
+            # In a thread, since calls to Ray may wait a minute for a head that is gone.
+            while not over.wait(LOOK_S):
+                if head.died() and not without_ray.is_alive():
+                    _requeue_without_ray(own, head_address)
+                    return
+
+        threading.Thread(target=requeue_if_ray_dies, daemon=True, name="watch Ray").start()
         with job_environment.notices(on_notice) as came:
             try:
                 controller.run(launcher.tell)
@@ -110,6 +122,7 @@ class HeadPilot:
                 LOG.warning("%s", error)
                 return "busy"
             finally:
+                over.set()
                 without_ray.cancel()
                 head_address.withdraw()
             left = any(
@@ -156,6 +169,20 @@ class WorkerPilot:
         return _follow(SweepDir(Path(self.sweep)), head_address, alone=True)
 
 
+def _requeue_without_ray(own: str, head_address: HeadAddressFile) -> None:
+    """Put the job of a head whose Ray died back into the queue, and have other nodes leave."""
+    LOG.error(
+        "Ray of job %s ended by itself (%s/nodes/ray-%s-0.log and `dmesg` may say why); the job "
+        "goes back into the queue, and trials go on from their last checkpoints",
+        *(own, head_address.folder.parents[1], own),
+    )
+    head_address.withdraw()
+    try:
+        job_environment.requeue_job()
+    except SlurmError as error:
+        LOG.error("job %s was not requeued: %s; submit again", own, error)
+
+
 def _follow(sweep: SweepDir, head_address: HeadAddressFile, *, alone: bool) -> str:
     """Run a node of Ray while the head does.
 
@@ -188,7 +215,7 @@ def _follow(sweep: SweepDir, head_address: HeadAddressFile, *, alone: bool) -> s
 
 def _leave(sweep: SweepDir, mark: Path) -> None:
     """Have the ranks of this node checkpoint, and wait until the controller has let go of it."""
-    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.parent.mkdir(exist_ok=True)
     mark.touch()
     signalled: set[ProcessId] = set()
     deadline = time.monotonic() + STOP_TIMEOUT_S

@@ -6,7 +6,7 @@ The steps: `parsing.discovery` finds the files, `parsing.yaml_loader` parses eac
 part of the file that holds it, so that all are reported at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,6 +173,13 @@ class _File:
             for settings in entry.written():
                 self.diagnostics.add(sections.single_values(settings, unknown_keys=False))
         self.resolve()
+        if self._broken:
+            # What is wrong with their values shows in no trial.
+            changed = {key for entry in self._broken for key in _keys(entry.where)}
+            self.diagnostics.add(sections.broken_rules(header.base, changed=changed))
+            for entry in self._broken:
+                for settings in entry.written():
+                    self.diagnostics.add(sections.broken_rules(settings))
         self.hub_commits = pinned.used
         self.warnings = [f"{file}:{warning}" for warning in sections.warnings]
 
@@ -227,6 +234,16 @@ def _entries(
         )
         (broken if len(wrong) > before else good).append(entry)
     return good, broken
+
+
+def _keys(node: YamlNode) -> Iterator[str]:
+    """Yield every key of a mapping, and of what is in it."""
+    if isinstance(node.content, dict):
+        yield from node.content
+    if isinstance(node.content, dict | list):
+        inner = node.content.values() if isinstance(node.content, dict) else node.content
+        for one in inner:
+            yield from _keys(one)
 
 
 def _too_many(files: Sequence[_File]) -> bool:

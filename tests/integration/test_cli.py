@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.records.rank_registry import registered
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 
@@ -191,6 +192,30 @@ def test_stopping_checkpoints_and_submitting_again_goes_on_exactly(place, make_s
         assert {step: losses[step] for step in shared} == {s: alone[trial][s] for s in shared}
         assert max(shared) > resumed_after + 20
     assert {len(t.attempts()) for t in place.sweep.trials()} == {3}
+
+
+def test_a_sweep_that_is_moved_while_it_trains_ends_and_goes_on_at_its_new_place(place):
+    place.write(tokens=256_000)
+    process = place.start("submit", "tiny.yaml", "--launcher", "process")
+    place.wait_until(lambda: place.all_beyond(20), process)
+    old, elsewhere = place.sweep.path, place.folder / "elsewhere"
+    elsewhere.mkdir()
+
+    old.rename(elsewhere / "tiny")
+
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 4, output
+    assert f"its folder {old} was moved to {elsewhere / 'tiny'} while it trained" in output
+    assert "Traceback" not in output
+    assert not old.exists()
+    place.sweep = SweepDir(elsewhere / "tiny")
+    ranks = [rank for trial in place.sweep.trials() for rank in registered(trial.attempt(1))]
+    assert len(ranks) == 2
+    assert not any(rank.alive() for rank in ranks)
+    place.run("submit", "tiny.yaml", "--launcher", "process", "--runs", "elsewhere")
+    assert {t.state() for t in place.sweep.trials()} == {TrialState.DONE}
+    assert [t.attempt(1).end()["outcome"] for t in place.sweep.trials()] == ["node_lost"] * 2
+    assert {step for losses in place.losses().values() for step in losses} >= {5, 500, 1000}
 
 
 @pytest.mark.long

@@ -215,6 +215,7 @@ def test_two_sweeps_share_a_cluster_evenly_and_know_of_each_other(cluster, tmp_p
 def test_a_priority_and_a_reservation_of_others_are_heeded(cluster, tmp_path):
     """One launcher, and lines that other controllers might have written."""
     sweep = SweepDir(tmp_path / "own")
+    sweep.path.mkdir()
     launcher = RayLauncher(sweep, address=cluster.address, job=JOB)
     launcher.start()
     try:

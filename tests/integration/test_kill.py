@@ -12,9 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.launchers import ray as ray_launcher
 from orchestrator.records import logs
+from orchestrator.records.errors import ExperimentError
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.trial_dir import TrialDir
+from orchestrator.scheduling.fair_share import SweepUsage
 
 pytestmark = [pytest.mark.integration, pytest.mark.faults]
 
@@ -40,6 +43,19 @@ def supervisor_of(controller):
     return found
 
 
+def ray_processes(parent, name):
+    """Return the children of a process that are this program of Ray's."""
+    children = psutil.Process(parent).children()
+    return [process for process in children if process.name() == name]
+
+
+def kill_raylet(launcher):
+    """Kill the raylet of a launcher of this process, once it has a node."""
+    assert len(launcher.nodes()) == 1
+    (raylet,) = ray_processes(os.getpid(), "raylet")
+    os.kill(raylet.pid, signal.SIGKILL)
+
+
 def steps_of(attempt):
     return [line.step for line in attempt.lines() if "train/loss" in line.metrics]
 
@@ -48,6 +64,13 @@ def folders_of_ray(controller):
     owner = f"pid {controller.pid}\n"
     locks = Path(tempfile.gettempdir()).glob("ms-*/lock")
     return [lock.parent for lock in locks if lock.read_text().endswith(owner)]
+
+
+def wait_until(look):
+    deadline = time.monotonic() + 60
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def another(tiny, *, than):
@@ -94,6 +117,42 @@ def test_killed_rank_fork_server_and_supervisor_cost_an_attempt_each(tiny, undis
     assert killed not in registered(two)
     tiny.assert_finished_like(undisturbed)
     tiny.assert_nothing_left(rank)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_cluster_of_this_machine_that_dies_is_started_again(tiny, undisturbed, name):
+    controller = tiny.submit(1, "ray")
+    lost, rank = tiny.middle()
+    (killed,) = ray_processes(controller.pid, name)
+    os.kill(killed.pid, signal.SIGKILL)
+
+    assert controller.wait(timeout=200) == 0, tiny.log(1)
+    if lost.end()["outcome"] != "done":  # Ray takes seconds to end without a GCS
+        assert lost.end()["outcome"] == "node_lost"
+        assert lost.end()["reason"].startswith(f"Ray of this machine ended: its {name} died")
+    assert f"its {name} died; it is started again (1 of 3)" in tiny.log(1)
+    # What Ray dumps of its state is in a log.
+    assert "state-dump" not in tiny.log(1)
+    tiny.assert_finished_like(undisturbed)
+    tiny.assert_nothing_left(rank)
+    assert folders_of_ray(controller) == []
+
+
+def test_a_cluster_that_keeps_dying_ends_the_sweep_with_one_sentence(tiny, monkeypatch):
+    monkeypatch.setattr(ray_launcher, "RESTARTS", 1)
+    monkeypatch.setattr(ray_launcher, "RESTART_PAUSE_S", 0.0)
+    launcher = ray_launcher.RayLauncher(tiny.disk, cpus=1, job="nothing:nothing")
+    launcher.start()
+    try:
+        kill_raylet(launcher)
+        wait_until(lambda: launcher.poll() or launcher.exchange_usage(SweepUsage()).may_grow)
+        kill_raylet(launcher)
+        with pytest.raises(ExperimentError, match="its raylet died, 2 times in a row") as error:
+            wait_until(launcher.poll)
+        assert "what was recorded is right: submit again" in str(error.value)
+    finally:
+        launcher.close()
 
 
 @pytest.mark.long

@@ -58,6 +58,7 @@ def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     before, on_sigterm = dict(os.environ), signal.getsignal(signal.SIGTERM)
     sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
     both = add(sweep, 0, gpus=2.0, ranks=2)
     whole = add(sweep, 1, gpus=1.0)
     halves = [add(sweep, seed, gpus=0.5) for seed in (2, 3)]
@@ -103,6 +104,7 @@ def test_gpus_keep_the_ids_that_the_machine_gave_them_and_reservations_are_reuse
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
     launcher = RayLauncher(sweep, cpus=2, gpus=2, job=JOB)
     launcher.start()
     try:
@@ -161,7 +163,7 @@ GcsClient(address=sys.argv[1])
 @pytest.mark.long
 def test_only_this_machine_reaches_the_cluster_and_only_with_its_token(tmp_path):
     before = dict(os.environ)
-    launcher = RayLauncher(SweepDir(tmp_path / "s"), cpus=1, job=JOB)
+    launcher = RayLauncher(SweepDir(tmp_path), cpus=1, job=JOB)
     others = listening()  # daemons of other tests that this process runs
     launcher.start()
     try:
@@ -210,7 +212,7 @@ def test_a_ray_that_does_not_come_up_in_time_is_started_again(
         raise ValueError("came so far")
 
     monkeypatch.setattr(ray, "init", init)
-    launcher = RayLauncher(SweepDir(tmp_path / "s"), cpus=1, job=JOB)
+    launcher = RayLauncher(SweepDir(tmp_path), cpus=1, job=JOB)
 
     told = "came so far" if failures == 1 else "Timed out waiting .*`--launcher process`"
     with pytest.raises(ExperimentError, match=f"Ray did not start on this machine: {told}"):
@@ -233,7 +235,7 @@ def test_a_client_whose_server_died_at_once_joins_again(tmp_path, monkeypatch, f
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray_cluster, "ping", lambda address: None)
-    launcher = RayLauncher(SweepDir(tmp_path / "s"), address="ray://head:10001", job=JOB)
+    launcher = RayLauncher(SweepDir(tmp_path), address="ray://head:10001", job=JOB)
 
     told = "came so far" if failures == 1 else "Initialization failure from server"
     with pytest.raises(ExperimentError, match=f"no Ray cluster could be joined .{told}"):

@@ -198,7 +198,11 @@ def _write_aside_and_rename(
 ) -> Path:
     if world.is_main:
         shutil.rmtree(aside, ignore_errors=True)
-        (aside / _PARTS if blocks else aside).mkdir(parents=True)
+        # Not its trial's folder: where that was moved away, another one would split the trial.
+        aside.parent.mkdir(exist_ok=True)
+        aside.mkdir()
+        if blocks:
+            (aside / _PARTS).mkdir()
     world.barrier()
     parts: dict[str, dict[str, int | str]] = {}
     if blocks:

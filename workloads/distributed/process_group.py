@@ -206,7 +206,7 @@ def _listen(rendezvous: Path, *, size: int, address: str | None, timeout_s: floa
         wait_for_workers=False,
     )
     aside = rendezvous.with_name(f".{rendezvous.name}-{os.getpid()}")
-    rendezvous.parent.mkdir(parents=True, exist_ok=True)
+    rendezvous.parent.mkdir(exist_ok=True)
     aside.write_text(json.dumps({"host": host, "address": address or host, "port": store.port}))
     aside.replace(rendezvous)
     return store

@@ -71,6 +71,8 @@ def run(
     plan = _checked(job)
     here, bf16 = plan.here, plan.bf16
     stopwatch = Stopwatch(clock=clock)
+    # Now and never later: a folder that somebody moves away in mid-run must not come back.
+    job.checkpoints.parent.mkdir(parents=True, exist_ok=True)
 
     with (
         device.numerics(here, n_threads=job.n_threads, bf16=bf16),

@@ -6,6 +6,7 @@ Each start is a generation: nodes that were submitted for an earlier one see tha
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,8 +46,9 @@ class HeadAddressFile:
         self._write({"address": head.address, "token": head.token})
 
     def withdraw(self) -> None:
-        """Tell all nodes to leave."""
-        self._write({"ended": True})
+        """Tell all nodes to leave; where the sweep's folder is gone, they leave by themselves."""
+        with suppress(FileNotFoundError):
+            self._write({"ended": True})
 
     def wait(
         self,
@@ -86,5 +88,5 @@ class HeadAddressFile:
 
     def _write(self, record: dict[str, object]) -> None:
         path = self.folder / "head.json"
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder.mkdir(exist_ok=True, mode=0o700)
         write_json(path, {"generation": self.generation, **record}, private=True)

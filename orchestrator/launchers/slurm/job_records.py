@@ -63,8 +63,10 @@ def record(
 ) -> None:
     """Write down the jobs of one call of `submitit_adapter.submit`."""
     whose = trial_ids or [None] * len(job_ids)
+    jobs = folder(sweep) / "jobs"
+    jobs.mkdir(parents=True, exist_ok=True)
     write_json(
-        folder(sweep) / "jobs" / f"{job_ids[0].partition('_')[0]}.json",
+        jobs / f"{job_ids[0].partition('_')[0]}.json",
         {
             "kind": kind,
             "submission": submission,

@@ -201,7 +201,7 @@ class PilotLauncher:
         commands.cancel([job_id for job_id in step.withdraw if coming[job_id] == "PENDING"])
         for label in step.release:
             LOG.info("node %s stands idle: it is given back", label)
-            self._head_address.draining.mkdir(parents=True, exist_ok=True)
+            self._head_address.draining.mkdir(exist_ok=True)
             (self._head_address.draining / label).touch()
         return step.release
 

@@ -66,6 +66,8 @@ class RayNode:
         self._ray_environment = RayEnvironment()
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_up = False
+        """Whether the head has started, and was not asked to end."""
 
     def start_head(self) -> str:
         """Start the first node of a cluster; return the address for the others.
@@ -82,6 +84,7 @@ class RayNode:
             said = self._folder / "ray_current_cluster"
             while self.alive():
                 if said.exists() and (address := said.read_text().strip()):
+                    self._is_up = True
                     return address
                 if time.monotonic() > deadline:
                     raise self._failure(f"was not up in {START_S:.0f} s")
@@ -94,10 +97,16 @@ class RayNode:
 
     def alive(self) -> bool:
         """Whether Ray runs here."""
-        return self._process is not None and self._process.poll() is None
+        process = self._process
+        return process is not None and process.poll() is None
+
+    def died(self) -> bool:
+        """Whether the head was up and has ended by itself. Safe in another thread."""
+        return self._is_up and not self.alive()
 
     def close(self) -> None:
         """End Ray here, and every process that it started; may be called twice."""
+        self._is_up = False
         process, self._process = self._process, None
         if process is not None:
             for number in (signal.SIGTERM, signal.SIGKILL):
@@ -112,7 +121,7 @@ class RayNode:
 
     def _start(self, *options: str) -> None:
         self._folder = self._ray_environment.create({**SETTINGS, "RAY_AUTH_TOKEN": self._token})
-        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log.parent.mkdir(exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [

@@ -7,7 +7,7 @@ is checked once.
 import contextlib
 import dataclasses
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -31,6 +31,8 @@ TORCH_EXTRA = frozenset({"torch", "einops", "jaxtyping", "tokenizers", "safetens
 UNSOLVED_TOKENS = 2**62
 """Stands for train.tokens while they are still to be worked out: large enough for every check."""
 
+_DEFAULTS = ("preset", "recipe", "from_pretrained")
+"""Keys that give other fields of their section values."""
 _SELECTORS = {"model": "architecture", "data": "source"}
 _KINDS = {"model": "architecture", "data": "data source"}
 _EXAMPLES = {
@@ -187,6 +189,28 @@ class Sections:
             cls = self._config_class(section, values, wrong)
             if cls is not None:
                 self._typed(section, cls, values, wrong, unknown_keys=unknown_keys)
+        return wrong
+
+    def broken_rules(
+        self, settings: Settings, *, changed: Set[str] | None = None
+    ) -> list[Diagnostic]:
+        """Return the rules that values written together break in every trial that has them.
+
+        For values of which no trial can be made.
+
+        Args:
+            settings: The values.
+            changed: Keys that a trial may set to something else, if that is known of all.
+        """
+        wrong: list[Diagnostic] = []
+        for section in SECTIONS:
+            values = part({k: v for k, v in settings.items() if k not in (changed or ())}, section)
+            unknown = None
+            if changed is not None and values.keys().isdisjoint(_DEFAULTS):
+                unknown = {key.removeprefix(f"{section}.") for key in changed}
+            cls = self._config_class(section, values, [])  # whose names `single_values` checks
+            if cls is not None:
+                wrong += validation.broken_rules(cls, values, unknown=unknown)
         return wrong
 
     def once(self, key: Any, make: Callable[[], Result]) -> Result:

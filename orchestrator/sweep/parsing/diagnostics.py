@@ -75,7 +75,7 @@ class Diagnostics:
                 diagnostic.about,
             )
             self._first.setdefault(place, (diagnostic, trial))
-            self._met[place] = self._met.get(place, 0) + 1
+            self._met[place] = self._met.get(place, 0) + bool(trial)
 
     def error(self, file: Path, *, trials: int) -> ConfigError:
         """Return everything in file order; a combination says how many of the trials meet it."""

@@ -5,6 +5,7 @@ The only file that knows pydantic. Each field is checked on its own in pydantic'
 `__post_init__` judges the combination.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -139,6 +140,30 @@ def build(
     if wrong:
         raise InvalidError(*wrong)
     return cls(**typed)
+
+
+def broken_rules(
+    cls: Any, values: Mapping[str, YamlNode], *, unknown: Set[str] | None = None
+) -> list[Diagnostic]:
+    """Return the rules that values break without the help of fields that nothing is known of.
+
+    Args:
+        cls: A config dataclass.
+        values: Field name -> value as written; values of a wrong type, and other keys, are left
+            out.
+        unknown: Fields that may have any value; None: all that are not among the values.
+    """
+    typed: dict[str, Any] = {}
+    for key in values.keys() & {*field_names(cls)}:
+        with contextlib.suppress(InvalidError):
+            typed[key] = check_field(cls, key, values[key])
+    others = {*field_names(cls)} - typed.keys()
+    unusable = others if unknown is None else others & {*_required(cls), *values, *unknown}
+    errors = _errors(cls, typed, unusable=unusable, written=typed)
+    blamed = [
+        e for e in errors if isinstance(e, FieldError) and not typed.keys().isdisjoint(e.fields)
+    ]
+    return [_refused(error, values, {}, where=values[next(iter(typed))]) for error in blamed]
 
 
 def unknown_key(

@@ -1,5 +1,6 @@
 """`--backend slurm` on real daemons: a private Ray in an allocation, further pilots, preemption."""
 
+import psutil
 import pytest
 
 from orchestrator.control.status import status_from_disk
@@ -133,3 +134,45 @@ def test_a_pilot_that_gets_no_notice_but_sigterm(slurm, sweep, eventually, words
         assert first in ("preempted", "killed", "node_lost")
         assert last == "done"
         assert sorted(set(sweep.steps(spec))) == list(range(1, sweep.STEPS + 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_pilot_whose_ray_dies_goes_back_to_the_queue_at_once(slurm, sweep, eventually, name):
+    spec = sweep.spec(0, gate=True)
+    (job_id,) = sweep.submit([spec], PILOT, cpus=2).job_ids
+    eventually(lambda: sweep.at_gate(spec), "the trial at its gate", 400.0)
+    (killed,) = (
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] == name and str(slurm.temporary) in str(process.info["cmdline"])
+    )
+
+    killed.kill()
+
+    said = f"Ray of job {job_id} ended by itself"
+    eventually(lambda: said in sweep.printed(), "a sentence", 20.0)
+    eventually(lambda: "Restarts=1" in slurm.command("scontrol", "show", "job", job_id), "", 20.0)
+    eventually(lambda: not slurm.jobs(), "the end of the job", 400.0)
+    assert status_from_disk(sweep.disk, ask_queue=queue_reasons).complete, sweep.printed()
+    assert sweep.outcomes(spec) == ["node_lost", "done"]
+    assert sorted(set(sweep.steps(spec))) == list(range(1, sweep.STEPS + 1))
+    assert list(slurm.temporary.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_pilot_whose_sweep_is_moved_ends_and_makes_no_folder(slurm, sweep, eventually):
+    spec = sweep.spec(0, gate=True)
+    sweep.submit([spec], PILOT, cpus=2)
+    eventually(lambda: sweep.at_gate(spec), "the trial at its gate", 400.0)
+    moved = sweep.disk.path.with_name("moved")
+
+    sweep.disk.path.rename(moved)
+
+    eventually(lambda: not slurm.jobs(), "the end of the job", 120.0)
+    assert not sweep.disk.path.exists()
+    said = [
+        log.read_text() for log in moved.glob("slurm/submitit/*") if log.suffix in (".out", ".err")
+    ]
+    assert any(f"was moved to {moved} while it trained" in text for text in said)
+    assert list(slurm.temporary.iterdir()) == []

@@ -3,6 +3,7 @@
 Oracles: scipy's curve_fit and least_squares, and closed forms.
 """
 
+import math
 import pickle
 
 import numpy as np
@@ -133,6 +134,11 @@ def test_intervals_keep_to_what_was_given(tmp_path):
     [
         ({"fixed": {"gamma": 1.0}}, "no parameter gamma; it has A, B, E, alpha, beta"),
         ({"bounds": {"alpha": (0.5, 0.2)}}, "alpha: bounds must be ascending"),
+        ({"fixed": {"A": -1}}, "A: must be greater than 0 to be fixed, got -1$"),
+        ({"fixed": {"A": 0}}, "A: must be greater than 0 to be fixed, got 0$"),
+        ({"fixed": {"A": math.inf}}, "A: must be greater than 0 to be fixed, got inf"),
+        ({"fixed": {"alpha": 7}}, "alpha: must be from 0 to 5 to be fixed, got 7"),
+        ({"fixed": {"alpha": math.nan}}, "alpha: must be from 0 to 5 to be fixed, got nan"),
         ({"fixed": {"alpha": 0.3}, "bounds": {"alpha": (0, 1)}}, "alpha has bounds, too"),
         ({"sigma": [0.1]}, "sigma: 1 values for 20 runs"),
         ({"sigma": np.zeros(20)}, "sigma, row 0: must be positive"),

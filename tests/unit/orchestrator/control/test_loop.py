@@ -19,7 +19,7 @@ from orchestrator.node.reporter import RankReporter
 from orchestrator.node.worker import write_error, write_result
 from orchestrator.records import locks, storage_errors
 from orchestrator.records import trial_dir as trial_dir_module
-from orchestrator.records.errors import BusyError, ExperimentError
+from orchestrator.records.errors import BusyError, ExperimentError, MovedError
 from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import ControllerLock
 from orchestrator.records.processes import ProcessId
@@ -656,6 +656,33 @@ def test_a_used_up_quota_is_told_while_everything_runs(world, monkeypatch):
 
     assert told[0].startswith(f"your disk quota is used up at {world.sweep.path}")
     assert told[1] == ""
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_sweep_whose_folder_is_moved_ends_and_goes_on_at_its_new_place(world, ends):
+    trials, old = [world.trial(seed) for seed in range(3)], world.sweep.path
+    moved = old.with_name("moved") / "s"
+    moved.parent.mkdir()
+
+    def script():
+        while len(world.launcher.running) < 2:
+            yield
+        old.rename(moved)
+        if ends:  # found by the end of an attempt, before the next heartbeat
+            world.launcher.ended.append(
+                AttemptExit(trial_id=trials[0], attempt=1, exit_codes={0: 82})
+            )
+        yield
+
+    with pytest.raises(MovedError, match=f"was moved to {moved} while it trained"):
+        world.run(*trials, script=script())
+
+    assert world.launcher.closed
+    assert not old.exists()
+    world.sweep, world.launcher = SweepDir(moved), FakeLauncher()
+    assert world.run(*trials, submission=2, script=finish(world, *trials)).complete
+    first = [world.end(trial) for trial in trials[:2]]
+    assert [end["outcome"] for end in first] == ["node_lost", "node_lost"]
 
 
 def test_trials_start_even_if_looking_at_them_takes_longer_than_a_round_of_starts(world):

@@ -64,6 +64,7 @@ def test_outcomes_that_no_node_causes_do_not_count(outcome):
 
 def test_deleting_the_file_that_the_sentence_names_readmits_the_node(tmp_path):
     sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
     node_exclusion.exclude(sweep, "n1", why="3 trials failed", submission=1, now=5.0)
     sentences = node_exclusion.excluded(sweep.excluded_nodes())
     (file,) = (tmp_path / "s" / "nodes").iterdir()
@@ -93,6 +94,7 @@ def test_the_last_node_is_never_excluded():
 
 def test_status_and_live_table_name_the_node_and_the_way_back(tmp_path):
     sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
     node_exclusion.exclude(sweep, "n1", why="3 trials failed there", submission=1, now=5.0)
     shown = Console(file=io.StringIO(), width=400)
 

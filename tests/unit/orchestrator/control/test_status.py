@@ -53,6 +53,7 @@ def test_no_escape_of_a_record_reaches_the_status(tmp_path):
     attempt = trial.new_attempt({"submission": 1})
     end = {"outcome": "user_error", "reason": ESCAPE, "ended_at": 1.0, "final": True}
     write_json(attempt.path / "end.json", end)
+    (sweep.path / "nodes").mkdir()
     controller = {"pid": 1, "host": ESCAPE, "start_ticks": 1, "submission": 1, "updated_at": 0.0}
     write_json(sweep.path / "controller.json", controller)
     write_json(
@@ -143,6 +144,7 @@ def test_the_share_of_benchmarks_is_shown(metrics, shown, cached, tmp_path):
 def test_a_controller_that_lives_and_writes_nothing_is_told(tmp_path, silent_s):
     """As where its quota is used up: the disk itself has room."""
     sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
     lock = ControllerLock(sweep, submission=1)
     lock.acquire()
     last = time.time() - silent_s

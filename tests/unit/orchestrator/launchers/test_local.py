@@ -22,7 +22,9 @@ JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
 
 @pytest.fixture
 def sweep(tmp_path):
-    return SweepDir(tmp_path / "s")
+    sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
+    return sweep
 
 
 # Both defaults are frozen.

@@ -24,6 +24,7 @@ from orchestrator.records.trial_spec import Outcome
         (type("DistNetworkError", (RuntimeError,), {})("x"), Outcome.COMMUNICATION),
         (type("Mine", (type("Diverged", (Exception,), {}),), {})("x"), Outcome.DIVERGED),
         (OSError(errno.ENOSPC, "No space left on device"), Outcome.DISK_FULL),
+        (OSError(errno.EFBIG, "File too large"), Outcome.DISK_FULL),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), Outcome.HOST_OOM),
         (OSError(errno.EIO, "Input/output error"), Outcome.STORAGE),
         (OSError(errno.ESTALE, "Stale file handle"), Outcome.STORAGE),

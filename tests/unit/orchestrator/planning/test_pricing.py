@@ -249,6 +249,7 @@ def test_an_architecture_that_looks_ahead_is_noted_once(loaded, sweep):
     )
 
     assert make_plan(loaded, sweep.snapshot(), MEASURED).notes == ()
+    sweep.path.mkdir(parents=True, exist_ok=True)
     node_exclusion.exclude(sweep, "n1", why="3 trials failed there", submission=1, now=5.0)
     (note,) = make_plan(loaded, sweep.snapshot(), MEASURED).notes
     assert note.startswith("node n1 is left out: 3 trials failed there; delete ")

@@ -1,5 +1,7 @@
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -55,6 +57,31 @@ def test_full_disk_leaves_no_torn_line_in_the_middle(attempt, monkeypatch):
     journal.close()
 
     assert [line.step for line in attempt.lines()] == [1, 4]
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from orchestrator.records import storage_errors
+from orchestrator.records.journal import Journal
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+journal, step = Journal(Path(sys.argv[1])), 0
+try:
+    while True:
+        step += 1
+        journal.metrics(step, {"a": 1})
+except OSError as error:
+    print(step - 1, storage_errors.is_limited(error))
+"""
+
+
+def test_a_limit_of_file_sizes_leaves_whole_lines_and_is_told_from_a_full_disk(attempt):
+    told = subprocess.check_output([sys.executable, "-c", LIMITED, str(attempt.journal)], text=True)
+
+    steps, limited = told.split()
+    assert limited == "True"
+    assert [line.step for line in attempt.lines()] == list(range(1, int(steps) + 1))
+    assert attempt.journal.read_bytes().endswith(b"\n")
 
 
 def test_lines_are_on_the_disk_after_sync_and_close(attempt, monkeypatch):

@@ -24,6 +24,7 @@ class Elsewhere:
 
     def __init__(self, place, *, clock_off_s=0.0):
         self.place, self.off_s = place, clock_off_s
+        place.mkdir(exist_ok=True)
         self.now, self.beat, self.lives = 1000.0, 0, True
         self.watch = HeartbeatWatch(clock=lambda: self.now, sleep=self.sleep)
         self.write()

@@ -2,13 +2,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 from orchestrator.records import locks as lease_module
-from orchestrator.records.errors import BusyError
+from orchestrator.records.errors import BusyError, MovedError
 from orchestrator.records.json_files import write_json
 from orchestrator.records.liveness import is_alive
 from orchestrator.records.locks import STALE_S, ControllerLock, LockHeld, TrialLock, locked
@@ -18,7 +19,9 @@ from orchestrator.records.trial_dir import TrialDir
 
 @pytest.fixture
 def sweep(tmp_path):
-    return SweepDir(tmp_path / "s")
+    sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
+    return sweep
 
 
 def test_second_controller_is_told_who_holds_the_sweep(sweep):
@@ -203,3 +206,70 @@ def test_a_beat_that_the_storage_does_not_take_says_so(sweep, monkeypatch, code)
         assert not lock.heartbeat({})
     assert lock.heartbeat({})
     lock.release()
+
+
+def moved(sweep, lock, to=None):
+    """Move or remove the sweep's folder and return what its controller says of it."""
+    lock.acquire()
+    shutil.rmtree(sweep.path) if to is None else sweep.path.rename(to)
+
+    with pytest.raises(MovedError) as error:
+        lock.heartbeat({})
+    assert not lock.heartbeat({})
+    lock.release()
+    assert not sweep.path.exists()
+    return str(error.value)
+
+
+def test_a_controller_whose_folder_was_moved_says_where_it_is_and_writes_nothing(sweep):
+    to = sweep.path.parent / "elsewhere" / "s"
+    to.parent.mkdir()
+
+    said = moved(sweep, ControllerLock(sweep, submission=1), to)
+
+    assert f"its folder {sweep.path} was moved to {to} while it trained" in said
+    assert f"submit again with --runs {to.parent}: trials go on" in said
+    again = ControllerLock(SweepDir(to), submission=2)
+    again.acquire()
+    again.release()
+
+
+def test_a_renamed_sweep_is_to_get_its_name_back(sweep):
+    said = moved(sweep, ControllerLock(sweep, submission=1), sweep.path.with_name("old"))
+
+    assert "move it to where it was, or to any folder as s, and submit again" in said
+
+
+def test_a_removed_folder_is_told_from_a_moved_one(sweep):
+    said = moved(sweep, ControllerLock(sweep, submission=1))
+
+    assert f"its folder {sweep.path} was moved or removed (its controller.lock is not there" in said
+
+
+def test_a_folder_that_another_took_the_place_of_is_not_written_to(sweep):
+    first, second = ControllerLock(sweep, submission=1), ControllerLock(sweep, submission=2)
+    first.acquire()
+    sweep.path.rename(sweep.path.with_name("old"))
+    sweep.path.mkdir()
+    second.acquire()
+
+    with pytest.raises(MovedError, match="was moved to"):
+        first.heartbeat({})
+    first.release()
+    assert sweep.controller()["submission"] == 2
+    second.release()
+
+
+def test_a_task_of_one_trial_notices_it_too(sweep):
+    trial = sweep.trial("dense-0123456789ab")
+    trial.path.parent.mkdir()
+
+    moved(sweep, ControllerLock(sweep, submission=1, trial=trial), sweep.path.with_name("old"))
+
+
+def test_no_lock_makes_the_folder_of_a_sweep(sweep):
+    sweep.path.rmdir()
+
+    with pytest.raises(MovedError, match="was moved or removed since it was submitted"):
+        ControllerLock(sweep, submission=1).acquire()
+    assert not sweep.path.exists()

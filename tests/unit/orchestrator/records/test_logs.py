@@ -8,7 +8,9 @@ from orchestrator.records.trial_dir import TrialDir
 
 @pytest.fixture
 def trial(tmp_path):
-    return TrialDir(tmp_path / "dense-0123456789ab")
+    trial = TrialDir(tmp_path / "dense-0123456789ab")
+    trial.path.mkdir()
+    return trial
 
 
 def start(trial, why, text=""):

@@ -141,5 +141,36 @@ def test_what_a_colleague_may_not_do_is_one_sentence(tmp_path):
     code, said = said_to_nobody(tmp_path, "cancel", "s")
 
     assert code == 2
-    assert "Permission denied for user nobody; runs/s belongs to root" in " ".join(said.split())
+    told = " ".join(said.split())
+    assert "Permission denied for user nobody; runs/s" in told
+    assert "belongs to root, and you may read it but not write: use a folder of your own" in told
+    assert "o+rX" not in told, "that would change nothing"
     assert "PermissionError" not in said
+
+
+@needs_root
+@pytest.mark.parametrize("verb", ["status", "report"])
+def test_who_may_not_read_is_told_how_to_be_let_read(tmp_path, verb):
+    before = os.umask(0o022)
+    sweep = written(tmp_path)
+    os.umask(before)
+    sweep.path.chmod(0o700)
+
+    code, said = said_to_nobody(tmp_path, verb, "s")
+
+    told = " ".join(said.split())
+    assert code == 2
+    assert "runs/s belongs to root, who can let others read it: `chmod -R o+rX`" in told
+    assert "write" not in told.partition("Traceback")[0]
+
+
+@needs_root
+def test_a_colleague_who_may_only_read_is_told_where_a_report_can_go(tmp_path):
+    before = os.umask(0o022)
+    written(tmp_path)
+    os.umask(before)
+
+    code, said = said_to_nobody(tmp_path, "report", "s")
+
+    assert code == 2
+    assert "runs/s/report: cannot be written (permission denied); name another place with" in said

@@ -166,6 +166,7 @@ def test_a_line_counts_only_while_the_folder_agrees(sweep):
     later = status_cache.result_ns(again.path) + 1
     os.utime(again.path / "result.json", ns=(later, later))
     waiting = sweep.trial(status_from_disk(sweep).trials[4].trial_id)
+    waiting.path.mkdir()
     waiting.new_attempt({"submission": 1})
 
     status = status_from_disk(sweep, now=5.0)

@@ -106,6 +106,17 @@ def test_named_file_and_used_up_quota_are_told(tmp_path):
     assert " of " not in told.partition(";")[0], "what the disk has free is beside the point"
 
 
+def test_a_limit_of_file_sizes_is_told_by_its_name(tmp_path):
+    error = OSError(errno.EFBIG, "File too large", str(tmp_path / "x.pt"))
+
+    assert storage_errors.is_full(error)
+    assert storage_errors.is_limited(error)
+    told = storage_errors.full_message(error, Path("/"))
+    assert told.startswith(f"a file at {tmp_path}/x.pt is as large as this process may make one")
+    assert "`ulimit -f` shows the limit" in told
+    assert "free some" not in told
+
+
 def test_size_of_a_folder(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x").write_bytes(bytes(5000))

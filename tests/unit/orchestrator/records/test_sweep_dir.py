@@ -12,6 +12,7 @@ def test_sweep_name_must_be_a_folder_of_its_own(tmp_path, name):
 
 def test_submissions_are_numbered(tmp_path):
     sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
     assert [
         sweep.add_submission({"trial_ids": []}),
         sweep.add_submission({"trial_ids": ["t"]}),

@@ -111,3 +111,22 @@ def test_what_a_killed_writer_left_is_removed(sweep):
     sweep.add_trials([replace(spec_of(0), origin="again")])
 
     assert not left.exists()
+
+
+def test_a_folder_that_lost_its_spec_gets_it_by_a_submission_and_keeps_all_else(sweep):
+    """As the advice says: whoever deleted the folder would lose its checkpoints."""
+    spec = spec_of(1)
+    trial = sweep.trial(spec.trial_id)
+    trial.new_attempt({"submission": 1})
+    (trial.checkpoints / "step-00000010").mkdir(parents=True)
+    (trial.path / "spec.json").unlink()
+    (sweep.path / unstarted_specs.FILE).unlink()
+    with pytest.raises(StoreError, match="no spec.json; submit the sweep again, which writes it"):
+        trial.spec()
+
+    sweep.add_trials([spec])
+
+    record = sweep.snapshot().trials[spec.trial_id]
+    assert record.spec == spec
+    assert record.checkpoint_step == 10
+    assert len(record.attempts) == 1

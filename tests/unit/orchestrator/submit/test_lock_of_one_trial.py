@@ -10,6 +10,7 @@ from orchestrator.records.sweep_dir import SweepDir
 
 def test_one_trial_each_or_all_together(tmp_path):
     sweep = SweepDir(tmp_path / "s")
+    (sweep.path / "trials").mkdir(parents=True)
     a, b = sweep.trial("a"), sweep.trial("b")
     whole = ControllerLock(sweep, submission=1)
     of_a, of_b = (ControllerLock(sweep, submission=1, trial=trial) for trial in (a, b))

@@ -1,13 +1,18 @@
+import contextlib
 import errno
 import json
 import logging
 import os
+import resource
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from orchestrator.node.exception_outcome import exception_outcome
+from orchestrator.records.storage_errors import full_message
+from orchestrator.records.trial_spec import Outcome
 from workloads.checkpoint import checkpoint
 
 
@@ -234,6 +239,41 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_gets_its_space_back(tmp_pat
 
     assert names(tmp_path) == ["step-00000003"]
     assert checkpoint.load(checkpoint.latest(tmp_path))["step"] == 3
+
+
+@contextlib.contextmanager
+def file_limit(n_bytes):
+    """Let no file become larger, as `ulimit -f` does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_limit_of_file_sizes_keeps_the_checkpoint_before_and_is_told_as_a_full_disk(tmp_path):
+    checkpoint.save(tmp_path, 3, state(3))
+    large = {"step": 6, "weights": {"w": torch.zeros(250_000)}}
+
+    with file_limit(500_000), pytest.raises((OSError, RuntimeError)) as failure:
+        checkpoint.save(tmp_path, 6, large)
+
+    assert exception_outcome(failure.value) is Outcome.DISK_FULL
+    assert "`ulimit -f` shows the limit" in full_message(failure.value, tmp_path)
+    assert names(tmp_path) == ["step-00000003"]
+
+
+def test_a_checkpoint_does_not_make_the_folder_of_a_trial_that_was_moved(tmp_path):
+    (tmp_path / "trial").mkdir()
+    checkpoint.save(tmp_path / "trial" / "checkpoints", 3, state(3))
+    (tmp_path / "trial").rename(tmp_path / "moved")
+
+    with pytest.raises(FileNotFoundError):
+        checkpoint.save(tmp_path / "trial" / "checkpoints", 6, state(6))
+
+    assert names(tmp_path) == ["moved"]
+    assert checkpoint.load(checkpoint.latest(tmp_path / "moved" / "checkpoints"))["step"] == 3
 
 
 def test_every_file_is_on_the_disk_before_its_checkpoint_has_a_name(tmp_path, monkeypatch):
