@@ -188,6 +188,12 @@ def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, 
         if not varied:
             yield str(architecture), ", ".join([str(architecture), *_shared_init(rows)]), rows
             continue
+        if varied == ["train.tokens"]:
+            # How many a match solved for differs from size to size; fewest go with fewest.
+            order = rows.groupby(at)["train.tokens"].rank("dense")
+            for _, part in rows.groupby(order):
+                yield str(architecture), f"{architecture}, {_tokens(part)}", part
+            continue
         parts = list(rows.groupby(varied, dropna=False))
         for values, part in sorted(parts, key=lambda of: _begins_smaller(of[1])):
             named = zip((name.rpartition(".")[2] for name in varied), values, strict=True)
@@ -198,6 +204,12 @@ def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, 
             ]
             words = [] if INIT in varied else _shared_init(part)
             yield str(architecture), ", ".join([str(architecture), *words, *shown]), part
+
+
+def _tokens(rows: pd.DataFrame) -> str:
+    """Return from how many to how many tokens these runs read."""
+    ends = [f"{n / 1e6:.3g} M" for n in (rows["train.tokens"].min(), rows["train.tokens"].max())]
+    return f"{' to '.join(dict.fromkeys(ends))} tokens"
 
 
 def _begins_smaller(rows: pd.DataFrame) -> bool:

@@ -614,3 +614,21 @@ def test_a_sweep_that_is_not_there_is_one_sentence(
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("results_page.py: error: ")
     assert ("no sweep 'fact' here; there are facts" in said) if there else ("runs" in said)
+
+
+def test_budgets_of_tokens_are_joined_from_size_to_size(results_figure):
+    budgets = {1.0e6: (26e6, 52e6), 3.0e6: (26e6, 71e6)}
+    table = pd.DataFrame(
+        [
+            {"architecture": "memoryformer", "total_params": size, "train.tokens": tokens}
+            for size, several in budgets.items()
+            for tokens in several
+        ]
+    )
+
+    curves = list(results_figure._curves(table, table["total_params"]))
+
+    assert [(name, rows["train.tokens"].tolist()) for _, name, rows in curves] == [
+        ("memoryformer, 26 M tokens", [26e6, 26e6]),
+        ("memoryformer, 52 M to 71 M tokens", [52e6, 71e6]),
+    ]
