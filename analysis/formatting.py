@@ -133,3 +133,14 @@ def decimals(value: float, *, significant: int = 3) -> int:
     if value == 0 or not math.isfinite(value):
         return significant
     return max(0, significant - 1 - math.floor(math.log10(abs(value))))
+
+
+MOST_NAMED = 3
+"""Names that a sentence lists; of more it says how many."""
+
+
+def some_of(names: Sequence[str]) -> str:
+    """Return `a, b and c`, or `a, b and 4 more`."""
+    if len(names) > MOST_NAMED:
+        return f"{', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1} more"
+    return " and ".join([*filter(None, [", ".join(names[:-1])]), names[-1]])

@@ -95,7 +95,7 @@ def _measured(
         train,
         vocab_size=vocab,
         here=here,
-        rows=rows,
+        passes=-(-n // rows),
         autocast=partial(devices.autocast, bf16=bf16, device=here),
     )
     model = training.model

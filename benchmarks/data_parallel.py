@@ -90,7 +90,6 @@ def _measured(
         accumulate_gradients,
         windows=windows.to(here),
         batch_tokens=arguments.tokens * world.size,
-        rows=n,
         passes=arguments.passes,
         autocast=partial(devices.autocast, bf16=here.type == "cuda", device=here),
     )

@@ -89,7 +89,7 @@ def _measured(
     windows = torch.randint(arguments.vocab_size, (n, arguments.seq_len + 1), generator=draw)
     windows = windows.to(here)
     autocast = partial(devices.autocast, bf16=here.type == "cuda", device=here)
-    step = TrainStep(model, train, mesh, rows=n, passes=arguments.passes, autocast=autocast)
+    step = TrainStep(model, train, mesh, passes=arguments.passes, autocast=autocast)
     seconds, loss = [], torch.zeros(())
     gc.collect()
     if here.type == "cuda":

@@ -139,7 +139,6 @@ def _step(
     step = TrainStep(
         model.train(),
         train,
-        rows=train.sequences_per_step,
         passes=1,
         autocast=partial(device.autocast, bf16=True, device=here),
         compiled=here.type == "cuda",

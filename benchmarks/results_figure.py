@@ -15,7 +15,7 @@ import analysis
 from analysis.loading.load import Runs
 from analysis.plotting.axes import caption, log_scale, margins, rounded
 from analysis.plotting.style import series_styles
-from analysis.scaling.equal_compute import higher_is_better
+from analysis.scaling.outcomes import higher_is_better
 from analysis.scaling.tuned_setting import tuned_setting
 
 mpl.use("Agg")

@@ -138,7 +138,7 @@ def _step(arguments: argparse.Namespace, here: torch.device, bf16: bool) -> Any:
         train,
         vocab_size=arguments.vocab_size,
         here=here,
-        rows=train.sequences_per_step,
+        passes=1,
         autocast=partial(devices.autocast, bf16=bf16, device=here),
         compiled=here.type == "cuda",
     )

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval
+from analysis.fitting.fit_data import FitData, read_fit_data
+from analysis.fitting.hold_out import held_out
 from analysis.fitting.interval_calibration import Levels
 from analysis.fitting.law import Law, LawProblem, as_law
 from analysis.fitting.multistart import (
@@ -26,39 +28,13 @@ from analysis.fitting.multistart import (
     resample,
 )
 from analysis.fitting.objective import Objective
-from analysis.fitting.outliers import scale_of
-from analysis.fitting.pooled_conditions import pooled_conditions
-from analysis.fitting.result import FitStatus, HoldOut, LawFit, inputs_of
-from analysis.fitting.verdict import outliers_of, too_few_for_intervals
-from analysis.loading.columns import (
-    LOSS_ADVICE,
-    OURS,
-    HasTable,
-    as_columns,
-    column,
-    equal_rows,
-    in_words,
-    labels,
-    numbers,
-)
-from analysis.loading.columns import Runs as Runs
-from analysis.loading.validation import (
-    ALL_KINDS,
-    SIZES,
-    DataWarning,
-    check_architecture_names,
-    check_flops,
-    check_mixture,
-    check_residual_groups,
-    check_runs,
-    check_size_units,
-    refuse_bad_units,
-)
+from analysis.fitting.result import FitStatus, HoldOut, LawFit
+from analysis.fitting.run_warnings import check_groups, check_outliers, check_table
+from analysis.fitting.verdict import too_few_for_intervals
+from analysis.loading.columns import HasTable, Runs, as_columns, numbers
+from analysis.loading.validation import ALL_KINDS
 
 Array = NDArray[np.float64]
-
-HOLD_OUT_SHARE = 0.25
-"""Share of the configurations held out, the largest."""
 
 HOLD_OUT_DRAWS = 300
 """Most resamples behind the band of a held-out prediction; it needs less precision than a
@@ -141,9 +117,9 @@ def fit_law(
     objective = objective or law.default_objective
     # Before the search: impossible units are refused at once, and a fit without numbers has its
     # warnings, too.
-    data = _read(law, runs, outcome, columns, clusters, objective, sigma)
+    data = read_fit_data(law, runs, outcome, columns, clusters, objective, sigma)
     controls, stated_sd = _weighted(controls, runs, sigma, len(data.y))
-    warnings = _check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)
+    warnings = check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)
     # Too few or equal runs are a status, not an error: of many fits one may have no numbers.
     problem, found = _optimise(law, data, objective, controls)
     fit = _without_numbers(law, data, objective, outcome, level, found, warnings, controls.weights)
@@ -155,12 +131,16 @@ def fit_law(
     # What is wrong with the table shows in the residuals again; it is said once.
     groups: list[str] = []
     if not warnings and "architectures" not in accept:
-        groups = _check_groups(problem, found.theta, fit.residuals, data, controls.rows)
+        groups = check_groups(problem, found.theta, fit.residuals, data, controls.rows)
     if not groups and "outliers" not in accept:
-        groups = _check_outliers(fit, controls.rows)
+        groups = check_outliers(fit, controls.rows)
     warnings += groups
     options = {"objective": objective, "n_draws": n_draws, "seed": seed, "level": level}
-    held, held_note = _hold_out(law, data, hold_out, fit.weights, options)
+    mask, held_note = held_out(law, data, hold_out)
+    held = None
+    if mask is not None:
+        held, failed = _predict_held_out(law, data, mask, fit.weights, options)
+        held_note = failed or held_note
     sentence = _with_warnings(found.sentence + note, warnings)
     fit = replace(fit, sentence=sentence, warnings=tuple(warnings))
     return replace(fit, hold_out=held, hold_out_note=held_note)
@@ -213,78 +193,8 @@ def _weighted(
     return replace(controls, weights=weights / mean), mean**-0.5
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Data:
-    """The runs of a fit, read and checked; all in the order given."""
-
-    inputs: dict[str, Array]
-    y: Array
-    labels: NDArray[Any]
-    """(n,): configuration."""
-    places: NDArray[np.int64]
-    """(n,): the same number for runs of equal inputs."""
-    order: NDArray[np.int64]
-    """(n,): sorts the rows, so that results do not depend on the order given."""
-    conditions: Mapping[str, Sequence[Any]]
-    """Columns that the law does not use and whose runs form groups."""
-
-    @property
-    def n_distinct(self) -> int:
-        """Runs with different inputs."""
-        return int(self.places.max()) + 1
-
-    @property
-    def n_clusters(self) -> int:
-        """Configurations: what is resampled."""
-        return len(np.unique(self.labels))
-
-    def chosen(self, rows: NDArray[np.bool_]) -> dict[str, Any]:
-        """Return some rows as a table with the column `outcome`."""
-        return {**{k: v[rows] for k, v in self.inputs.items()}, "outcome": self.y[rows]}
-
-
-def _read(
-    law: Law,
-    runs: Runs,
-    outcome: str,
-    columns: Mapping[str, str] | None,
-    clusters: Sequence[Any] | NDArray[Any] | str | None,
-    objective: Objective,
-    sigma: ArrayLike | str | None,
-) -> _Data:
-    names = columns or {}
-    given = {name: column(runs, names.get(name, name)) for name in law.inputs}
-    inputs = inputs_of(law, given, names)
-    y = numbers(
-        runs,
-        outcome,
-        why=LOSS_ADVICE,
-        zero=objective.offset > 0,
-        negative=objective.residual == "value",
-    )
-    for name, values in inputs.items():
-        if len(values) != len(y):
-            raise ValueError(f"{name}: {len(values)} values for {len(y)} runs; give one per run")
-    wrong = y[(y < 0) | (y > 1)]
-    if law.outcome_is_share and len(wrong):
-        raise ValueError(
-            f"{outcome}: accuracies lie in [0, 1], got {wrong[0]}; give shares, not per cent"
-        )
-    sizes = [inputs[name] for name in law.inputs]
-    places = equal_rows(*sizes)
-    found = labels(runs, clusters, places)
-    order = np.lexsort((found, y, *sizes[::-1]))
-    used = {outcome, "seed", *SIZES, *(names.get(name, name) for name in law.inputs)}
-    used |= {name for ours in OURS.values() for name in ours}
-    used |= {sigma} if isinstance(sigma, str) else set()
-    conditions = pooled_conditions(runs, used, inputs)
-    return _Data(
-        inputs=inputs, y=y, labels=found, places=places, order=order, conditions=conditions
-    )
-
-
 def _optimise(
-    law: Law, data: _Data, objective: Objective, controls: FitControls
+    law: Law, data: FitData, objective: Objective, controls: FitControls
 ) -> tuple[LawProblem | None, Optimum]:
     """Return the optimiser's view of the runs and the optimum, or why there can be none."""
     inputs, y, n = data.inputs, data.y, data.n_distinct
@@ -324,7 +234,7 @@ def _optimise(
 def _resample(
     problem: LawProblem,
     found: Optimum,
-    data: _Data,
+    data: FitData,
     controls: FitControls,
     *,
     n_draws: int,
@@ -355,80 +265,9 @@ def _resample(
     return drawn, ""
 
 
-def _check_table(
-    law: Law,
-    runs: Runs,
-    data: _Data,
-    outcome: str,
-    seeds_named: bool,
-    accept: Collection[str],
-    rows: NDArray[np.int64] | None,
-) -> list[str]:
-    """Return a sentence for everything odd about the table; refuse units that cannot be."""
-    inputs, y = data.inputs, data.y
-    sizes = {k: v for k, v in inputs.items() if k in SIZES}
-    refuse_bad_units(check_size_units(sizes, rows=rows), accept=accept)
-    found: list[DataWarning | None] = []
-    if (y > 0).all():
-        configurations = np.unique(data.labels, return_inverse=True)[1] if seeds_named else None
-        found += check_runs(inputs, y, outcome=outcome, configurations=configurations, rows=rows)
-    if "flops" in runs and {"params", "tokens"} <= set(inputs):
-        # The law does not use them, so it is no reason to refuse.
-        flops = np.asarray(column(runs, "flops"))
-        if flops.shape == y.shape and np.issubdtype(flops.dtype, np.number):
-            active = inputs["params"]
-            if "active_params" in runs:
-                active = numbers(runs, "active_params", zero=True)
-            found.append(check_flops(flops.astype(np.float64), active, inputs["tokens"], rows=rows))
-    if "architecture" in runs and "group" not in inputs:
-        told_by = [values for name, values in inputs.items() if name not in (*SIZES, "x")]
-        kinds = list(column(runs, "architecture"))
-        found.append(check_architecture_names(kinds, told_by, has_experts="experts" in runs))
-    return [w.sentence for w in found if w is not None and w.kind not in accept]
-
-
-def _check_groups(
-    problem: LawProblem,
-    theta: Array,
-    residuals: Array,
-    data: _Data,
-    rows: NDArray[np.int64] | None,
-) -> list[str]:
-    """Return a sentence if the residuals are those of two kinds of runs."""
-    if (data.y <= 0).any():
-        return []
-    relative = residuals
-    if problem.y is not problem.log_y:
-        predicted = problem.law.evaluate(data.inputs, problem.unscale(theta[None, :])[0])
-        relative = np.log(np.maximum(predicted, 1e-300) / data.y)
-    found = check_residual_groups(relative, rows=rows)
-    if found is None:
-        jacobian = problem.log_jacobian(theta)[np.argsort(data.order)]
-        found = check_mixture(relative, jacobian, data.inputs, data.places, rows=rows)
-    return [] if found is None else [found.sentence]
-
-
-def _check_outliers(fit: LawFit, rows: NDArray[np.int64] | None) -> list[str]:
-    """Return a sentence that names the runs far from the curve."""
-    found, residuals = outliers_of(fit), fit.standardised
-    if not len(found):
-        return []
-    amount = fit.objective_of.amount
-    rms = float(np.sqrt((residuals**2).sum() / (fit.n_points - fit.n_free)))
-    scale = scale_of(residuals, fit.n_free)
-    named = np.sort(found if rows is None else rows[found])
-    lie, them = ("lies", "it") if len(found) == 1 else ("lie", "them")
-    return [
-        f"{in_words(named)} {lie} far from the curve, by up to "
-        f"{amount(abs(residuals[found[0]]))}, where residuals are {amount(scale)} by a robust "
-        f"scale ({amount(rms)} by root mean square); look at {them}, and leave out "
-        "what was measured wrongly"
-    ]
-
-
 def _without_numbers(
     law: Law,
-    data: _Data,
+    data: FitData,
     objective: Objective,
     outcome: str,
     level: float,
@@ -468,7 +307,7 @@ def _with_numbers(
     problem: LawProblem,
     found: Optimum,
     drawn: Draws,
-    data: _Data,
+    data: FitData,
     controls: FitControls,
 ) -> LawFit:
     """Return the fit with its numbers: fitted in scaled units, reported in those of the data."""
@@ -506,41 +345,10 @@ def _with_warnings(sentence: str, warnings: Sequence[str]) -> str:
     return f"{sentence}. Look at: {'; '.join(warnings)}" if warnings else sentence
 
 
-def _hold_out(
-    law: Law,
-    data: _Data,
-    held: bool | ArrayLike,
-    weights: Array,
-    options: Mapping[str, Any],
+def _predict_held_out(
+    law: Law, data: FitData, mask: NDArray[np.bool_], weights: Array, options: Mapping[str, Any]
 ) -> tuple[HoldOut | None, str]:
-    """Return the held-out runs with their predictions, and what was held out or why nothing was."""
-    if isinstance(held, bool) and not held:
-        return None, "not asked for"
-    one_size = len(law.inputs) == 1
-    kind = "sizes" if one_size else "configurations"
-    groups = data.places if one_size else data.labels
-    if isinstance(held, bool):
-        # Rounded, so that equal budgets reached by different sizes stay together.
-        sizes = np.asarray(law.size(data.inputs)).round(9)
-        names, member = np.unique(groups, return_inverse=True)
-        largest_of = np.asarray([sizes[member == i].max() for i in range(len(names))])
-        n_held = min(max(1, round(HOLD_OUT_SHARE * len(names))), len(names) - law.n_free - 1)
-        if n_held < 1:
-            distinct = f"{len(names)} {'distinct ' if one_size else ''}{kind}"
-            return None, f"not possible: {distinct}, {law.n_free + 2} are needed to hold one out"
-        last = np.argsort(largest_of, kind="stable")[-n_held:]
-        mask = np.isin(member, last)
-        note = f"largest {n_held} of {len(names)} sizes predicted from the rest"
-    else:
-        mask, one_size = np.asarray(held, dtype=bool), False
-        if mask.shape != data.y.shape or not mask.any() or mask.all():
-            raise ValueError(
-                f"hold_out: must mark some of the {len(data.y)} runs, and not all; "
-                f"got {int(mask.sum())} of {len(mask)}"
-            )
-    if not one_size:
-        n = int(mask.sum())
-        note = f"{n} of {len(data.y)} runs, the largest, predicted from the rest"
+    """Return the runs of the mask with predictions by the others, or why these have no fit."""
     fit = fit_law(
         law,
         data.chosen(~mask),
@@ -560,7 +368,7 @@ def _hold_out(
         prediction=fit.predict({k: v[mask] for k, v in data.inputs.items()}),
         n_fitted=int((~mask).sum()),
     )
-    return result, note
+    return result, ""
 
 
 def _constant_names(inputs: Mapping[str, Array]) -> str:

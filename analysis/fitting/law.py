@@ -28,6 +28,9 @@ SMALLEST_OUTCOME = 1e-6
 """Share of the largest outcome that stands in for a smaller one where only its logarithm's order of
 magnitude is needed (starts and bounds of a fit in the units of the outcome)."""
 
+N_STARTS = 64
+"""Starting points of a law without a grid of its own."""
+
 _MOST_LOG = 690.0
 """Logarithm of the largest amplitude and outcome that are computed with."""
 
@@ -187,7 +190,7 @@ class Law(ABC):
 
         Every amplitude is a like share of the outcome.
         """
-        return spread_starts(self, problem, 64)
+        return spread_starts(self, problem)
 
     def size(self, inputs: Mapping[str, Array]) -> Array:
         """Return what orders runs for a hold-out: the log of the product of sizes, as compute."""
@@ -462,11 +465,11 @@ class LawProblem:
         return bool(constant.any())
 
 
-def spread_starts(law: Law, problem: LawProblem, n_starts: int) -> Array:
-    """Return `n_starts` points (S, p) over the starting ranges, the same for the same law."""
+def spread_starts(law: Law, problem: LawProblem) -> Array:
+    """Return N_STARTS points (S, p) over the starting ranges, the same for the same law."""
     columns = []
     level = float(problem.log_y.mean())
-    places = latin_hypercube(n_starts, len(law.parameters)).T
+    places = latin_hypercube(N_STARTS, len(law.parameters)).T
     for p, place, low, high in zip(
         law.parameters, places, problem.lower, problem.upper, strict=True
     ):

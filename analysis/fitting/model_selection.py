@@ -22,11 +22,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.fitting.fit_law import Runs, fit_law
+from analysis.fitting.fit_law import fit_law
 from analysis.fitting.law import Law, as_law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit, LawPrediction
-from analysis.loading.columns import HasTable, as_columns
+from analysis.loading.columns import HasTable, Runs, as_columns
 
 MOST_KEPT = 4
 """Candidates refitted with intervals."""

@@ -6,6 +6,8 @@ independence, and rejects whatever Bonferroni's correction does.
 
 from collections.abc import Sequence
 
+from analysis.fitting.bootstrap import MeanEstimate
+
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return Holm's adjusted p-values, in the order given.
@@ -27,3 +29,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
         reached = max(reached, min(1.0, (len(p_values) - rank) * p_values[i]))
         adjusted[i] = reached
     return adjusted
+
+
+def holm_corrected(differences: Sequence[MeanEstimate]) -> list[float | None]:
+    """Return Holm's p-value of each difference among all that have one, None for the others."""
+    adjusted = iter(holm([d.p for d in differences if d.p is not None]))
+    return [None if d.p is None else next(adjusted) for d in differences]

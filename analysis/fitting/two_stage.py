@@ -38,13 +38,9 @@ from analysis.loading.columns import (
     labels,
     numbers,
 )
-from analysis.loading.validation import (
-    ALL_KINDS,
-    SIZES,
-    check_runs,
-    check_size_units,
-    refuse_bad_units,
-)
+from analysis.loading.run_checks import check_runs
+from analysis.loading.size_units import check_size_units
+from analysis.loading.validation import ALL_KINDS, SIZES, refuse_bad_units
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

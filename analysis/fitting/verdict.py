@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -267,45 +267,67 @@ def _log(values: Array) -> Array:
     return np.log(np.where(values > 0, values, smallest / 10 if np.isfinite(smallest) else 1.0))
 
 
+class _Finding(NamedTuple):
+    """One thing that speaks against a law."""
+
+    text: str
+    large: bool
+    """Whether it makes the law a misfit."""
+
+
 def _against(fit: "LawFit", found: LackOfFit | None) -> tuple[list[str], list[str]]:
     """Return what makes the law a misfit, and what speaks against it but is small."""
-    large: list[str] = []
-    small: list[str] = []
+    findings = [] if found is None else _of_residuals(fit, found)
+    findings += _of_hold_out(fit)
+    return [f.text for f in findings if f.large], [f.text for f in findings if not f.large]
+
+
+def _of_residuals(fit: "LawFit", found: LackOfFit) -> list[_Finding]:
+    """Return what the tests of the residuals speak against, those whose p-value counts."""
     counts = _threshold(fit)
-    if found is not None:
+    inputs = " and ".join(fit.law.inputs)
+    findings = []
+    bent = found.systematic >= LARGE_ERROR * found.noise
+    if found.curve <= counts:
         error = f"up to {_amount(fit, found.systematic)}, noise {_amount(fit, found.noise)}"
-        is_large = found.systematic >= LARGE_ERROR * found.noise
-        inputs = " and ".join(fit.law.inputs)
-        if found.curve <= counts:
-            text = f"residuals follow a curve in {inputs} ({error}; p {_p(found.curve)})"
-            (large if is_large else small).append(text)
-        if found.neighbours <= counts and not large:
-            text = (
-                f"neighbouring runs err alike, by {min(found.shared, 10):.1f} times a run's own "
-                f"noise (p {_p(found.neighbours)}), so they count for fewer than they are"
-            )
-            (large if found.shared >= LARGE_ERROR else small).append(text)
-        if found.seeds <= counts:
-            text = (
-                f"residuals are {_amount(fit, found.scale)} where seeds differ by "
-                f"{_amount(fit, found.seed_noise)} (p {_p(found.seeds)})"
-            )
-            (large if found.scale >= 1.5 * found.seed_noise else small).append(text)
-        if found.spread <= counts:
-            small.append(
-                f"residuals change in size along {inputs} (p {_p(found.spread)}), and intervals "
-                "take them as even; leave out the noisiest sizes, or add seeds there"
-            )
-        for name, p in found.conditions.items():
-            if p <= counts:
-                large.append(f"runs of different {name} are pooled and differ (p {_p(p)})")
-    ratio = _hold_out_ratio(fit)
-    if ratio >= HOLD_OUT_RATIO and fit.hold_out is not None:
-        large.append(
-            f"of {len(fit.hold_out.observed)} held-out runs {fit.hold_out.covered:.0%} lie in "
-            f"their {fit.level:.0%} intervals; errors are {ratio:.1f} times the half width"
+        text = f"residuals follow a curve in {inputs} ({error}; p {_p(found.curve)})"
+        findings.append(_Finding(text, large=bent))
+    # Of a large curve neighbours err alike: it is said once.
+    if found.neighbours <= counts and not (found.curve <= counts and bent):
+        text = (
+            f"neighbouring runs err alike, by {min(found.shared, 10):.1f} times a run's own "
+            f"noise (p {_p(found.neighbours)}), so they count for fewer than they are"
         )
-    return large, small
+        findings.append(_Finding(text, large=found.shared >= LARGE_ERROR))
+    if found.seeds <= counts:
+        text = (
+            f"residuals are {_amount(fit, found.scale)} where seeds differ by "
+            f"{_amount(fit, found.seed_noise)} (p {_p(found.seeds)})"
+        )
+        findings.append(_Finding(text, large=found.scale >= 1.5 * found.seed_noise))
+    if found.spread <= counts:
+        text = (
+            f"residuals change in size along {inputs} (p {_p(found.spread)}), and intervals "
+            "take them as even; leave out the noisiest sizes, or add seeds there"
+        )
+        findings.append(_Finding(text, large=False))
+    return findings + [
+        _Finding(f"runs of different {name} are pooled and differ (p {_p(p)})", large=True)
+        for name, p in found.conditions.items()
+        if p <= counts
+    ]
+
+
+def _of_hold_out(fit: "LawFit") -> list[_Finding]:
+    """Return whether held-out runs lie further off than their intervals say."""
+    ratio, held = _hold_out_ratio(fit), fit.hold_out
+    if held is None or not ratio >= HOLD_OUT_RATIO:
+        return []
+    text = (
+        f"of {len(held.observed)} held-out runs {held.covered:.0%} lie in "
+        f"their {fit.level:.0%} intervals; errors are {ratio:.1f} times the half width"
+    )
+    return [_Finding(text, large=True)]
 
 
 def _larger_than_stated(fit: "LawFit", stated: StatedErrors | None) -> list[str]:

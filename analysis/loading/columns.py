@@ -169,11 +169,15 @@ def row_numbers(table: Runs, n: int) -> NDArray[np.int64]:
     return np.arange(n)
 
 
-def in_words(rows: NDArray[np.int64], most: int = 4) -> str:
+MOST_NAMED = 4
+"""Rows that a sentence names; of more it says how many."""
+
+
+def in_words(rows: NDArray[np.int64]) -> str:
     """Return `row 3`, `rows 3, 5 and 6`, or `rows 3, 5, 6, 7 and 12 more`."""
-    shown = [str(int(r)) for r in rows[:most]]
-    if len(rows) > most:
-        return f"rows {', '.join(shown)} and {len(rows) - most} more"
+    shown = [str(int(r)) for r in rows[:MOST_NAMED]]
+    if len(rows) > MOST_NAMED:
+        return f"rows {', '.join(shown)} and {len(rows) - MOST_NAMED} more"
     if len(shown) == 1:
         return f"row {shown[0]}"
     return f"rows {', '.join(shown[:-1])} and {shown[-1]}"

@@ -59,8 +59,6 @@ class Mixture:
     """(n,) configurations with the larger loss."""
     offset: float
     """Of ln(loss) between the two."""
-    spread: float
-    """Standard deviation inside them."""
 
 
 def find_mixture(residuals: Array, jacobian: Array, log_sizes: Array) -> Mixture | None:
@@ -93,7 +91,7 @@ def find_mixture(residuals: Array, jacobian: Array, log_sizes: Array) -> Mixture
             return None
     if offset < 0:
         upper, offset = ~upper, -offset
-    return Mixture(upper=upper, offset=float(offset), spread=float(offset / ratio))
+    return Mixture(upper=upper, offset=float(offset))
 
 
 def _common_ratio(n: int, spare: int) -> float:

@@ -79,7 +79,7 @@ WORSE_THAN_GUESSING = 1.1
 """Factor above the loss of an even guess from which on a run has diverged; an untrained model is a
 little above 1."""
 
-FLOPS_PER_PARAM_TOKEN = (1.0, 1000.0)
+FLOPS_OF_TRIALS = (1.0, 1000.0)
 """Training FLOPs per active parameter and token that can be. The upper one is for tables of others.
 Our counts include attention scores and the output head, which no active parameter stands for; in
 tiny models with a large vocabulary or long sequences they are nearly everything."""
@@ -344,7 +344,7 @@ def _cost_fault(row: Mapping[str, Any]) -> str | None:
         return None
     flops, params, tokens = (float(row[name]) for name in names)
     cost = flops / (params * tokens)
-    low, high = FLOPS_PER_PARAM_TOKEN
+    low, high = FLOPS_OF_TRIALS
     if low <= cost <= high or (cost > high and _counted_here(row)):
         return None
     return (

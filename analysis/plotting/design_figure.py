@@ -26,8 +26,8 @@ from analysis.plotting.axes import (
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.fit_panels import outcome_label
 from analysis.plotting.style import SeriesStyle, series_styles
+from analysis.scaling.design_result import ExperimentalDesign, RankedCandidate
 from analysis.scaling.design_targets import LossAt
-from analysis.scaling.experimental_design import ExperimentalDesign, RankedCandidate
 from analysis.scaling.run_columns import size_of
 
 Point = tuple[float, float]

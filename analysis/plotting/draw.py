@@ -22,8 +22,8 @@ from analysis.plotting.sweep_figure import sweep_figure
 from analysis.plotting.usage_figure import usage_figure
 from analysis.scaling.architecture_laws import ArchitectureLaws
 from analysis.scaling.compute_multiplier import Multipliers
+from analysis.scaling.design_result import ExperimentalDesign
 from analysis.scaling.envelope import Envelope
-from analysis.scaling.experimental_design import ExperimentalDesign
 from analysis.scaling.frontier import Frontier
 from analysis.scaling.isoflop import IsoflopFit
 from analysis.scaling.sweep_summary import SweepFits

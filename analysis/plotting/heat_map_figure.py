@@ -16,7 +16,7 @@ from analysis.plotting.axes import INK, caption
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.fit_panels import Y_LABELS, side_title
 from analysis.scaling.best_settings import size_names
-from analysis.scaling.equal_compute import higher_is_better
+from analysis.scaling.outcomes import higher_is_better
 from orchestrator.records.varied_settings import setting_text
 
 Array = NDArray[np.float64]

@@ -19,7 +19,7 @@ from analysis.plotting.axes import caption, grid, margins, outcome_limits, point
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.fit_panels import Y_LABELS
 from analysis.plotting.style import SeriesStyle, marker_size, series_styles
-from analysis.scaling.equal_compute import higher_is_better
+from analysis.scaling.outcomes import higher_is_better
 from analysis.scaling.tuned_setting import TunedSetting
 from orchestrator.records.varied_settings import setting_text
 

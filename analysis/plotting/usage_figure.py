@@ -26,8 +26,8 @@ from analysis.plotting.axes import GREY, caption, caption_lines, grid, log_scale
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.style import SeriesStyle
 from analysis.plotting.sweep_figure import sweep_styles
-from analysis.scaling.equal_compute import ConfigurationSummary, higher_is_better
-from analysis.scaling.equal_cost import main_outcome
+from analysis.scaling.configuration_summary import ConfigurationSummary
+from analysis.scaling.outcomes import higher_is_better, main_outcome
 from analysis.scaling.series_curves import name_series
 from analysis.scaling.sweep_summary import SweepFits, best_runs
 

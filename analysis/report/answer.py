@@ -5,28 +5,25 @@ laws, and nothing is claimed of a law that misfits its runs or is underdetermine
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 
-from analysis.fitting.bootstrap import MeanEstimate
 from analysis.fitting.verdict import VerdictStatus
-from analysis.formatting import Column, Table, count, flops, seconds
+from analysis.formatting import count
 from analysis.loading.load import Runs
-from analysis.report.cells import OUTCOME_LABELS, X_LABELS, estimate, estimate_fields, p_value
-from analysis.report.comparison_table import corrected_note
+from analysis.report.cells import OUTCOME_LABELS, X_LABELS, estimate, p_value
 from analysis.report.configuration_tables import untuned
+from analysis.report.difference_tables import amount_text
 from analysis.report.fit_tables import parameters
 from analysis.scaling.best_settings import size_names
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.compute_multiplier import Multipliers
-from analysis.scaling.cost_measures import CostMeasure
-from analysis.scaling.equal_compute import higher_is_better
 from analysis.scaling.equal_cost import CostDifference, EqualCost, equal_cost
 from analysis.scaling.memory_trend import MemoryTrend, memory_trends
+from analysis.scaling.outcomes import higher_is_better
 from analysis.scaling.series_curves import name_series
 from analysis.scaling.sweep_summary import SweepFits
 
@@ -113,13 +110,6 @@ def curves_worth(fits: SweepFits) -> str:
     n = sum(counts.values())
     curves = "1 fitted curve" if n == 1 else f"{n} fitted curves"
     return f"Of {curves}: {', '.join(parts)}. Nothing here is claimed of a misfit."
-
-
-def amount_text(measure: CostMeasure, value: float) -> str:
-    """Return an amount of a cost measure with its unit: `8.1e+11 FLOPs`."""
-    units = {"flops": " FLOPs", "seconds": " s", "bytes_moved": " B", "base": " tokens"}
-    show = {"flops": flops, "seconds": seconds}.get(measure.name, count)
-    return f"{show(value)}{units.get(measure.name, '')}"
 
 
 def _difference_sentence(found: Sequence[CostDifference], every: EqualCost) -> str:
@@ -285,34 +275,6 @@ def _trend_sentence(trends: Sequence[MemoryTrend]) -> str | None:
     )
 
 
-def trends_table(trends: Sequence[MemoryTrend], fits: SweepFits) -> Table:
-    """Return one row per architecture and preset at which a memory's size was varied."""
-    columns = [
-        Column("architecture", lambda t: t.architecture),
-        Column("preset", lambda t: t.preset),
-        Column("sizes", lambda t: str(t.n_sizes), True, lambda t: {"n_sizes": t.n_sizes}),
-        Column("smallest", lambda t: count(t.smallest), True, lambda t: {"smallest": t.smallest}),
-        Column("largest", lambda t: count(t.largest), True, lambda t: {"largest": t.largest}),
-        Column(
-            "change per doubling",
-            lambda t: estimate(t.per_doubling, signed=True),
-            True,
-            lambda t: {"outcome": t.outcome, **estimate_fields("per_doubling", t.per_doubling)},
-        ),
-        *_told_apart_columns(lambda t: t.per_doubling),
-    ]
-    if not trends:
-        return Table.of("Memory size at a fixed preset", (), columns, ())
-    outcome = OUTCOME_LABELS.get(trends[0].outcome, trends[0].outcome)
-    notes = [
-        f"{outcome}: slope over log2 of memory parameters at equal preset and tokens;"
-        f" {fits.level:.0%} intervals of Student's t over seeds, each with a slope of its own, hold"
-        " what a line misses, too",
-        corrected_note(sum(t.p_holm is not None for t in trends)),
-    ]
-    return Table.of("Memory size at a fixed preset", trends, columns, notes)
-
-
 def _article(status: VerdictStatus) -> str:
     return "a misfit" if status is VerdictStatus.MISFIT else str(status)
 
@@ -376,74 +338,3 @@ def _one_architecture(runs: Runs, fits: SweepFits, found: EqualCost) -> list[str
                 f"No curve of {what} against {against} is claimed: {verdict.sentence}."
             )
     return sentences or ["One architecture without a fitted curve: there is nothing to compare."]
-
-
-def differences_table(found: EqualCost, fits: SweepFits) -> Table:
-    """Return one row per cost measure and architecture: the difference at equal cost."""
-    columns = [
-        Column("at equal", lambda d: d.measure.label, False, lambda d: {"measure": d.measure.name}),
-        Column("architecture", lambda d: d.candidate),
-        Column("against", lambda d: d.reference, False, lambda d: {"reference": d.reference}),
-        Column("sizes", _sizes_text, True, _size_counts),
-        Column(
-            "mean difference",
-            lambda d: estimate(d.mean, signed=True),
-            True,
-            lambda d: {"outcome": d.outcome, **estimate_fields("difference", d.mean)},
-        ),
-        Column(
-            "at the largest",
-            lambda d: (
-                f"{estimate(d.largest, signed=True)} at {amount_text(d.measure, d.largest_amount)}"
-            ),
-            True,
-            lambda d: {
-                **estimate_fields("difference_at_largest", d.largest),
-                "largest_amount": d.largest_amount,
-            },
-        ),
-        *_told_apart_columns(lambda d: d.mean),
-    ]
-    notes = list(found.unmatched)
-    if found.differences:
-        outcome = OUTCOME_LABELS.get(found.outcome, found.outcome)
-        notes = [
-            f"{outcome}: architecture minus reference, {fits.level:.0%} intervals of Welch's t"
-            " over seeds; they say nothing of other data, settings or larger sizes",
-            corrected_note(found.n_corrected),
-            *(
-                ["interpolated: the reference between its sizes, never beyond them"]
-                if any(d.interpolated for d in found.differences)
-                else []
-            ),
-            *untuned(fits),
-            *notes,
-        ]
-    return Table.of("Differences at equal cost", found.differences, columns, notes)
-
-
-def _told_apart_columns(estimate_of: Callable[[Any], MeanEstimate]) -> list[Column]:
-    """Return the columns of a row's corrected p-value, and of what follows from it."""
-    return [
-        Column(
-            "p (Holm)",
-            lambda row: p_value(row.p_holm),
-            True,
-            lambda row: {"p": estimate_of(row).p, "p_holm": row.p_holm},
-        ),
-        Column("verdict", lambda row: row.verdict),
-    ]
-
-
-def _sizes_text(one: CostDifference) -> str:
-    """Return `4 of 6, interpolated`."""
-    text = f"{one.n_sizes} of {one.n_sizes + one.n_unmatched}"
-    return f"{text}, interpolated" if one.interpolated else text
-
-
-def _size_counts(one: CostDifference) -> dict[str, object]:
-    return {
-        "n_sizes": one.n_sizes,
-        "n_unmatched": one.n_unmatched,
-        "interpolated": one.interpolated,
-    }

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from analysis.formatting import Table, count, flops, seconds
+from analysis.formatting import Column, Table, count, flops, seconds
 from analysis.plotting.axes import NO_BAND, lacks_bands
 from analysis.plotting.design_figure import design_figure
 from analysis.plotting.frontier_figure import frontier_figure
@@ -18,7 +18,7 @@ from analysis.report.next_runs_table import next_runs_table
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.compute_multiplier import Multipliers
 from analysis.scaling.cost_measures import CostMeasure
-from analysis.scaling.frontier import Frontier
+from analysis.scaling.frontier import Frontier, OptimalAllocation
 
 Array = NDArray[np.float64]
 
@@ -106,23 +106,32 @@ def _multipliers_section(comparison: ArchitectureComparison) -> Section:
 
 def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
     """Return some points of every curve: where both have runs, and the largest amount."""
-    rows, values = [], []
-    for curve in curves:
-        for i in _telling_points(~curve.extrapolated):
-            outside = max(curve.candidate_beyond[i], curve.reference_beyond[i])
-            row = [
-                curve.measure.label,
-                curve.candidate,
-                _amount(curve.measure, curve.amount[i]),
-                "–" if np.isnan(curve.tokens[i]) else count(curve.tokens[i]),
-                _with_band(curve.multiplier, (curve.low, curve.high), i),
-            ]
-            if sizes:
-                row.append(_with_band(curve.size, (curve.size_low, curve.size_high), i))
-            rests_on = _rests_on(outside, "within the runs of both", "the runs")
-            rows.append((*row, curve.refusals.get(i, rests_on)))
-            values.append(_multiplier_values(curve, i, outside))
+    points = [(curve, i) for curve in curves for i in _telling_points(~curve.extrapolated)]
     reference, outcome, level = curves[0].reference, curves[0].outcome, curves[0].level
+
+    def tokens(curve: Multipliers, i: int) -> str:
+        return "–" if np.isnan(curve.tokens[i]) else count(curve.tokens[i])
+
+    def times(curve: Multipliers, i: int) -> str:
+        return _with_band(curve.multiplier, (curve.low, curve.high), i)
+
+    def times_size(curve: Multipliers, i: int) -> str:
+        return _with_band(curve.size, (curve.size_low, curve.size_high), i)
+
+    def rests_on(curve: Multipliers, i: int) -> str:
+        return curve.refusals.get(i) or _rests_on(
+            _outside(curve, i), "within the runs of both", "the runs"
+        )
+
+    columns = [
+        _point_column("at equal", lambda curve, _: curve.measure.label, fields=_multiplier_values),
+        _point_column("architecture", lambda curve, _: curve.candidate),
+        _point_column("amount", lambda curve, i: _amount(curve.measure, curve.amount[i]), True),
+        _point_column("tokens", tokens, True),
+        _point_column(f"× that {reference} needs", times, True),
+        *([_point_column(f"× the size that {reference} needs", times_size, True)] if sizes else []),
+        _point_column("rests on", rests_on),
+    ]
     notes = [
         f"× that {reference} needs: for the {outcome} that the architecture has at that amount;"
         " 2 means that half the FLOPs, seconds or bytes do;"
@@ -130,21 +139,31 @@ def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
     ]
     if not sizes:
         notes.append("tokens grow with the size as they do in the runs")
-    notes += _misfit_notes(curves)
-    columns = ["at equal", "architecture", "amount", "tokens", f"× that {reference} needs"]
-    if sizes:
-        columns.append(f"× the size that {reference} needs")
-    return Table(
-        title="Multipliers",
-        columns=(*columns, "rests on"),
-        rows=tuple(rows),
-        numeric=(False, False, *(True for _ in columns[2:]), False),
-        notes=tuple(notes),
-        values=tuple(values),
+    return Table.of("Multipliers", points, columns, [*notes, *_misfit_notes(curves)])
+
+
+def _point_column(
+    heading: str,
+    cell: Callable[[Any, int], str],
+    numeric: bool = False,
+    *,
+    fields: Callable[[Any, int], dict[str, Any]] | None = None,
+) -> Column:
+    """Return a column of points (curve, i); one column of a table has the numbers of all."""
+    return Column(
+        heading,
+        lambda point: cell(*point),
+        numeric,
+        lambda point: {} if fields is None else fields(*point),
     )
 
 
-def _multiplier_values(curve: Multipliers, i: int, outside: float) -> dict[str, Any]:
+def _outside(curve: Multipliers, i: int) -> float:
+    """Return the factor by which point i lies outside the runs of either architecture."""
+    return float(max(curve.candidate_beyond[i], curve.reference_beyond[i]))
+
+
+def _multiplier_values(curve: Multipliers, i: int) -> dict[str, Any]:
     """Return the numbers of one point."""
     return {
         "measure": curve.measure.name,
@@ -158,7 +177,7 @@ def _multiplier_values(curve: Multipliers, i: int, outside: float) -> dict[str, 
         "size_multiplier": float(curve.size[i]),
         "size_multiplier_low": float(curve.size_low[i]),
         "size_multiplier_high": float(curve.size_high[i]),
-        "outside_runs": float(outside),
+        "outside_runs": _outside(curve, i),
         "verdict": str(curve.verdict.status),
         "refusal": curve.refusals.get(i),
     }
@@ -179,57 +198,60 @@ def _misfit_notes(curves: Iterable[Any]) -> list[str]:
 
 def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
     """Return some budgets of every frontier: within the runs, and the largest."""
-    rows, values = [], []
     allocations = [best for one in frontiers for best in one.allocations.values()]
     # Without draws nobody wins any.
     drawn = any(np.isfinite(best.share).any() for best in allocations)
-    for one in frontiers:
-        best = one.best
-        firm = [bool(n) and one.allocations[n].beyond[i] <= 1 + 1e-9 for i, n in enumerate(best)]
-        for i in _telling_points(np.asarray(firm)):
-            unit = UNITS[one.measure.name]
-            budget = f"{_amount(one.measure, one.budgets[i])} {unit}"
-            values.append(_frontier_values(one, i))
-            if not best[i]:
-                rows.append((budget, *("–" for _ in range(5 + drawn)), one.sentence(i)))
-                continue
-            of = one.allocations[best[i]]
-            rows.append(
-                (
-                    budget,
-                    best[i],
-                    _with_band(of.params, of.params_band, i, show=count),
-                    count(of.memory[i]) if of.memory[i] > 0 else "–",
-                    "–"
-                    if np.isnan(of.tokens[i])
-                    else _with_band(of.tokens, of.tokens_band, i, show=count),
-                    _with_band(of.loss, of.loss_band, i, show="{:.4g}".format),
-                    *([_shares(one, i)] if drawn else []),
-                    _rests_on(of.beyond[i], "its runs", "its runs"),
-                )
-            )
-    return Table(
-        title="Frontier",
-        columns=(
-            "budget",
-            "best",
+    points = [(one, i) for one in frontiers for i in _telling_points(_within_runs(one))]
+
+    def budget(one: Frontier, i: int) -> str:
+        return f"{_amount(one.measure, one.budgets[i])} {UNITS[one.measure.name]}"
+
+    def of_best(
+        show: Callable[[OptimalAllocation, int], str],
+    ) -> Callable[[Frontier, int], str]:
+        return lambda one, i: show(one.allocations[one.best[i]], i) if one.best[i] else "–"
+
+    def tokens(of: OptimalAllocation, i: int) -> str:
+        if np.isnan(of.tokens[i]):
+            return "–"
+        return _with_band(of.tokens, of.tokens_band, i, show=count)
+
+    def rests_on(one: Frontier, i: int) -> str:
+        if not one.best[i]:
+            return one.sentence(i)
+        return _rests_on(one.allocations[one.best[i]].beyond[i], "its runs", "its runs")
+
+    columns = [
+        _point_column("budget", budget, True, fields=_frontier_values),
+        _point_column("best", lambda one, i: one.best[i] or "–"),
+        _point_column(
             "parameters",
+            of_best(lambda of, i: _with_band(of.params, of.params_band, i, show=count)),
+            True,
+        ),
+        _point_column(
             "memory",
-            "tokens",
+            of_best(lambda of, i: count(of.memory[i]) if of.memory[i] > 0 else "–"),
+            True,
+        ),
+        _point_column("tokens", of_best(tokens), True),
+        _point_column(
             frontiers[0].outcome,
-            *(["lowest in so many draws"] if drawn else []),
-            "rests on",
+            of_best(lambda of, i: _with_band(of.loss, of.loss_band, i, show="{:.4g}".format)),
+            True,
         ),
-        rows=tuple(rows),
-        numeric=(True, False, True, True, True, True, *([False] if drawn else []), False),
-        notes=(
-            _band_words(
-                frontiers[0].level, [(best.loss, best.loss_band[0]) for best in allocations]
-            ),
-            *_misfit_notes(frontiers),
-        ),
-        values=tuple(values),
-    )
+        *([_point_column("lowest in so many draws", _shares)] if drawn else []),
+        _point_column("rests on", rests_on),
+    ]
+    ends = [(best.loss, best.loss_band[0]) for best in allocations]
+    notes = [_band_words(frontiers[0].level, ends), *_misfit_notes(frontiers)]
+    return Table.of("Frontier", points, columns, notes)
+
+
+def _within_runs(one: Frontier) -> NDArray[np.bool_]:
+    """Return at which budgets the best lies within its runs."""
+    best = enumerate(one.best)
+    return np.asarray([bool(n) and one.allocations[n].beyond[i] <= 1 + 1e-9 for i, n in best])
 
 
 def _frontier_values(one: Frontier, i: int) -> dict[str, Any]:
@@ -257,7 +279,7 @@ def _frontier_values(one: Frontier, i: int) -> dict[str, Any]:
 def _shares(one: Frontier, i: int) -> str:
     """Return the share of draws that each architecture wins at budget i, largest first."""
     shares = {name: of.share[i] for name, of in one.allocations.items()}
-    if np.isnan(shares[one.best[i]]):
+    if not one.best[i] or np.isnan(shares[one.best[i]]):
         return "–"
     ordered = sorted(shares.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.01)

@@ -1,10 +1,11 @@
 """Cells of tables: labels of outcomes and sizes, means with intervals, p-values."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from analysis.fitting.bootstrap import MeanEstimate
-from analysis.formatting import decimals
+from analysis.formatting import Column, decimals
 
 OUTCOME_LABELS = {
     "factual_recall": "factual recall",
@@ -24,9 +25,30 @@ X_LABELS = {
 }
 
 
-def field_of(name: str) -> Callable[[Any], dict[str, Any]]:
-    """Return what gives an attribute by its name."""
-    return lambda item: {name: getattr(item, name)}
+def value_column(
+    heading: str,
+    name: str,
+    show: Callable[[Any], str],
+    *,
+    get: Callable[[Any], Any] | None = None,
+    numeric: bool = True,
+) -> Column:
+    """Return the column of one value, a dash where it is None or NaN.
+
+    Args:
+        heading: Of the column.
+        name: Of the value in files.
+        show: Value to its text.
+        get: Item to the value; None: its attribute of that name.
+        numeric: Whether to align right.
+    """
+    value_of = attrgetter(name) if get is None else get
+
+    def cell(item: Any) -> str:
+        value = value_of(item)
+        return "–" if value is None or value != value else show(value)
+
+    return Column(heading, cell, numeric, lambda item: {name: value_of(item)})
 
 
 def estimate(value: MeanEstimate | None, *, interval: bool = True, signed: bool = False) -> str:

@@ -10,8 +10,8 @@ from analysis.report.cells import (
     SIZED_OUTCOMES,
     estimate,
     estimate_fields,
-    field_of,
     p_value,
+    value_column,
 )
 from analysis.report.configuration_tables import not_causal
 from analysis.scaling.equal_compute import EqualFlops
@@ -30,8 +30,8 @@ def comparison(fits: SweepFits) -> Table:
     columns = [
         Column("model", lambda p: f"{p.summary.label} {p.summary.preset or ''}".strip()),
         Column("baseline", lambda p: f"{p.baseline.label} {p.baseline.preset or ''}".strip()),
-        Column("FLOPs ratio", lambda p: f"{p.flops_ratio:.3f}", True, field_of("flops_ratio")),
-        Column("outcome", lambda p: OUTCOME_LABELS[p.outcome], False, field_of("outcome")),
+        value_column("FLOPs ratio", "flops_ratio", "{:.3f}".format),
+        value_column("outcome", "outcome", OUTCOME_LABELS.__getitem__, numeric=False),
         Column("model's", value("summary"), True, numbers("summary")),
         Column("baseline's", value("baseline"), True, numbers("baseline")),
         Column(
@@ -40,7 +40,7 @@ def comparison(fits: SweepFits) -> Table:
             True,
             lambda p: {**estimate_fields("difference", p.difference), "p": p.difference.p},
         ),
-        Column("p (Holm)", lambda p: p_value(p.p_holm), True, field_of("p_holm")),
+        value_column("p (Holm)", "p_holm", p_value),
         Column("verdict", lambda p: p.verdict),
         Column(f"{fits.baseline} size needed", _size_needed, False, _size_fields),
     ]

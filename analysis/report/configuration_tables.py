@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import pandas as pd
@@ -10,8 +11,8 @@ import pandas as pd
 from analysis.formatting import Column, Table, count, flops, number, seconds
 from analysis.loading.load import Runs
 from analysis.loading.schema import PARAM_GROUPS
-from analysis.report.cells import OUTCOME_LABELS, estimate, estimate_fields, field_of
-from analysis.scaling.equal_compute import ConfigurationSummary
+from analysis.report.cells import OUTCOME_LABELS, estimate, estimate_fields, value_column
+from analysis.scaling.configuration_summary import ConfigurationSummary
 from analysis.scaling.sweep_summary import SweepFits
 
 
@@ -31,21 +32,10 @@ def configurations(fits: SweepFits) -> Table:
     columns = [
         *_series_columns(),
         *([Column("tuned", partial(_tuned, fits=fits))] if fits.tuned else []),
-        Column("total params", lambda s: count(s.total_params), True, field_of("total_params")),
-        *(
-            Column(label, partial(_attribute, name=name, show=show), True, field_of(name))
-            for label, name, show in known
-        ),
-        Column("seeds", lambda s: str(len(s.seeds)), True, lambda s: {"seeds": len(s.seeds)}),
-        *(
-            Column(
-                OUTCOME_LABELS[o],
-                partial(_mean_of, outcome=o),
-                True,
-                partial(_mean_fields, outcome=o),
-            )
-            for o in outcomes
-        ),
+        value_column("total params", "total_params", count),
+        *(value_column(label, name, show) for label, name, show in known),
+        value_column("seeds", "seeds", str, get=lambda s: len(s.seeds)),
+        *(_mean_column(o) for o in outcomes),
     ]
     meanings = {
         "active params": "active: non-embedding parameters that one token touches",
@@ -78,9 +68,9 @@ def best(fits: SweepFits) -> Table:
         Column("architecture", lambda b: b.architecture),
         Column("size", lambda b: b.size),
         Column("best", lambda b: b.label),
-        Column("of", lambda b: str(b.n_tried), True, lambda b: {"n_tried": b.n_tried}),
-        Column("by", lambda b: OUTCOME_LABELS[b.outcome], False, lambda b: {"outcome": b.outcome}),
-        Column("value", lambda b: number(b.value), True, lambda b: {"value": b.value}),
+        value_column("of", "n_tried", str),
+        value_column("by", "outcome", OUTCOME_LABELS.__getitem__, numeric=False),
+        value_column("value", "value", number),
         Column("at the edge", lambda b: "; ".join(b.at_edge) or "no"),
     ]
     notes = [f"best of the values of {names} that were tried, by the mean over seeds"]
@@ -118,17 +108,14 @@ def _tuned(summary: ConfigurationSummary, *, fits: SweepFits) -> str:
     )
 
 
-def _mean_fields(summary: ConfigurationSummary, *, outcome: str) -> dict[str, Any]:
-    return estimate_fields(outcome, summary.outcomes.get(outcome))
-
-
-def _attribute(item: Any, *, name: str, show: Callable[[Any], str]) -> str:
-    value = getattr(item, name)
-    return "–" if value is None else show(value)
-
-
-def _mean_of(summary: ConfigurationSummary, *, outcome: str) -> str:
-    return estimate(summary.outcomes.get(outcome))
+def _mean_column(outcome: str) -> Column:
+    """Return the column of an outcome's mean over seeds."""
+    return Column(
+        OUTCOME_LABELS[outcome],
+        lambda s: estimate(s.outcomes.get(outcome)),
+        True,
+        lambda s: estimate_fields(outcome, s.outcomes.get(outcome)),
+    )
 
 
 def _series_columns() -> list[Column]:
@@ -138,19 +125,19 @@ def _series_columns() -> list[Column]:
 def parameter_groups(fits: SweepFits) -> Table:
     """Return one row per configuration: where its parameters are."""
     groups = [g for g in PARAM_GROUPS if any(s.params.get(g) for s in fits.summaries)]
-
-    def cell(group: str) -> Callable[[ConfigurationSummary], str]:
-        return lambda s: count(s.params[group]) if group in s.params else "–"
-
-    def value(group: str) -> Callable[[ConfigurationSummary], dict[str, Any]]:
-        return lambda s: {f"params_{group}": s.params.get(group)}
-
     columns = [
         *_series_columns(),
-        Column("total", lambda s: count(s.total_params), True, field_of("total_params")),
-        *(Column(g.replace("_", " "), cell(g), True, value(g)) for g in groups),
+        value_column("total", "total_params", count),
+        *(
+            value_column(g.replace("_", " "), f"params_{g}", count, get=partial(_params_of, g))
+            for g in groups
+        ),
     ]
     return Table.of("Parameters by group", fits.summaries, columns)
+
+
+def _params_of(group: str, summary: ConfigurationSummary) -> float | None:
+    return summary.params.get(group)
 
 
 def not_causal(fits: SweepFits) -> tuple[str, ...]:
@@ -185,17 +172,13 @@ def trials(runs: Runs) -> Table:
         *((OUTCOME_LABELS[o], o, number) for o in OUTCOME_LABELS),
         ("train s", "train_seconds", seconds),
     ]
-
-    def cell(name: str, show: Callable[[Any], str]) -> Callable[[Any], str]:
-        return lambda row: "–" if pd.isna(row[name]) else show(row[name])
-
-    def value(name: str) -> Callable[[Any], dict[str, Any]]:
-        return lambda row: {name: None if pd.isna(row[name]) else row[name]}
-
     there = [(label, name, show) for label, name, show in chosen if name in runs.table]
     columns = [
-        Column(label, cell(name, show), name not in {"trial_id", "preset"}, value(name))
+        value_column(
+            label, name, show, get=itemgetter(name), numeric=name not in {"trial_id", "preset"}
+        )
         for label, name, show in there
     ]
-    rows = runs.table[[name for _, name, _ in there]].to_dict(orient="records")
+    records = runs.table[[name for _, name, _ in there]].to_dict(orient="records")
+    rows = [{k: None if pd.isna(v) else v for k, v in record.items()} for record in records]
     return Table.of("Trials", rows, columns)

@@ -12,8 +12,9 @@ from analysis.fitting.result import LawFit
 from analysis.formatting import Table
 from analysis.loading.load import Runs
 from analysis.report.advice import advice
-from analysis.report.answer import SweepAnswer, differences_table, sweep_answer, trends_table
+from analysis.report.answer import SweepAnswer, sweep_answer
 from analysis.report.architectures import ArchitectureSections, architecture_sections
+from analysis.report.difference_tables import differences_table, trends_table
 from analysis.report.fit_tables import health_table, laws_table
 from analysis.report.table_files import as_json
 from analysis.report.tables import SweepTables

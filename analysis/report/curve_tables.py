@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from analysis.formatting import Column, Table, count, number
-from analysis.report.cells import OUTCOME_LABELS, X_LABELS
+from analysis.report.cells import OUTCOME_LABELS, X_LABELS, value_column
 from analysis.report.configuration_tables import not_causal
 from analysis.report.fit_tables import (
     fit_fields,
@@ -104,7 +104,7 @@ def missing(fits: SweepFits) -> Table:
         Column("architecture", lambda m: m.series),
         Column("trial", lambda m: m.trial_id),
         Column("curve", lambda m: f"{_outcome(m.spec)} against {X_LABELS.get(m.spec.x, m.spec.x)}"),
-        Column("size", lambda m: count(m.x), True, lambda m: {"size": m.x}),
+        value_column("size", "size", count, get=lambda m: m.x),
         Column(
             "expected",
             lambda m: "{} [{}, {}]".format(*map(number, m.expected)),

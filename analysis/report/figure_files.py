@@ -25,7 +25,7 @@ from analysis.plotting.table_reads_figure import table_reads_figure
 from analysis.plotting.usage_figure import usage_figure
 from analysis.report.architectures import FIGURE_STEMS
 from analysis.report.contents import ReportContents
-from analysis.scaling.equal_cost import main_outcome
+from analysis.scaling.outcomes import main_outcome
 from analysis.scaling.second_process import in_second_process
 from analysis.scaling.sweep_summary import SweepFits
 from orchestrator.records.sweep_dir import SweepDir, sweep_dir

@@ -1,11 +1,10 @@
 """Table of where the time of a training step goes, where trials recorded it."""
 
-from collections.abc import Callable
 from typing import Any
 
 from analysis.formatting import Column, Table
 from analysis.loading.load import Runs
-from analysis.scaling.equal_compute import ConfigurationSummary
+from analysis.report.cells import value_column
 from analysis.scaling.sweep_summary import SweepFits
 
 PREFIX, SUFFIX = "step_time/", "_s"
@@ -20,22 +19,19 @@ def step_times(runs: Runs, fits: SweepFits) -> Table:
         found = runs.table.groupby("configuration")[names].mean().dropna(how="all")
         means = found.to_dict(orient="index")
 
-    def value(summary: ConfigurationSummary, name: str) -> float:
-        return float(means[summary.configuration][name])
-
-    def cell(name: str) -> Callable[[ConfigurationSummary], str]:
-        return lambda s: "–" if value(s, name) != value(s, name) else f"{1e3 * value(s, name):.3g}"
-
-    def field(name: str) -> Callable[[ConfigurationSummary], dict[str, Any]]:
-        return lambda s: {name.removeprefix(PREFIX): value(s, name)}
+    def phase(column: str) -> Column:
+        name = column.removeprefix(PREFIX)
+        return value_column(
+            name.removesuffix(SUFFIX),
+            name,
+            lambda time_s: f"{1e3 * time_s:.3g}",
+            get=lambda s: float(means[s.configuration][column]),
+        )
 
     columns = [
         Column("architecture", lambda s: s.label),
         Column("preset", lambda s: s.preset or "–"),
-        *(
-            Column(n.removeprefix(PREFIX).removesuffix(SUFFIX), cell(n), True, field(n))
-            for n in names
-        ),
+        *map(phase, names),
     ]
     rows = [s for s in fits.summaries if s.configuration in means]
     note = (

@@ -18,14 +18,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.fitting.fit_law import FitControls, Runs, fit_law
+from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.law import Law, as_law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sum_of_powers import SumOfPowers
-from analysis.loading.columns import HasTable
+from analysis.loading.columns import HasTable, Runs
 from analysis.scaling.cost_measures import (
     COST_MEASURES,
     CostMeasure,
@@ -439,25 +439,7 @@ def _architecture_law(
     ]
     rows = table.rows_of(name)
     N, M = table.size[rows], table.memory[rows]
-    costs: dict[str, Array] = {}
-    amounts: dict[str, tuple[float, float]] = {}
-    unpriced: dict[str, str] = {}
-    errors: dict[str, float] = {}
-    for measure in COST_MEASURES.values():
-        amount = table.cost(measure, rows)
-        if isinstance(amount, str):
-            unpriced[measure.name] = amount
-            continue
-        amounts[measure.name] = _span(amount)
-        if measure.with_tokens and table.tokens is not None:
-            amount = amount / table.tokens[rows]
-        # The first row is of all runs, the others are of the draws.
-        fitted = fit_cost(N, M, amount, np.vstack([np.ones(len(rows)), weights[:, rows]]))
-        if not fitted[0, 1:].any() and np.ptp(N) > 0:
-            unpriced[measure.name] = "it does not grow with size in these runs"
-            continue
-        costs[measure.name] = fitted
-        errors[measure.name] = largest_error(fitted[0], N, M, amount)
+    costs = _fitted_costs(table, rows, weights)
     knows_memory = "n_memory" in law.inputs
     domain = Domain(
         params=_span(N),
@@ -465,20 +447,55 @@ def _architecture_law(
         ratios=_ratios(M / N) if knows_memory else np.zeros(1),
         memory=None if knows_memory or not M.any() else _memory_profile(N, M),
         experts=table.experts_of(name),
-        amounts=amounts,
-        unpriced=unpriced,
-        price_error=errors,
+        amounts=costs.amounts,
+        unpriced=costs.unpriced,
+        price_error=costs.errors,
     )
     parameters = np.asarray(list(fit.parameters.values()))[None, indices]
-    first = {measure: rows[:1] for measure, rows in costs.items()}
+    first = {measure: fitted[:1] for measure, fitted in costs.coefficients.items()}
     return ArchitectureLaw(
         name=name,
         fit=fit,
         parameter_indices=np.asarray(indices),
         group=fit.law.groups.index(name) if isinstance(fit.law, SharedCoefficients) else None,
         curve=Curve(law=law, parameters=parameters, costs=first, domain=domain),
-        cost_draws={measure: rows[1:] for measure, rows in costs.items()},
+        cost_draws={measure: fitted[1:] for measure, fitted in costs.coefficients.items()},
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Costs:
+    """Costs of one architecture by measure; each is among the amounts, the unpriced, or both."""
+
+    coefficients: dict[str, Array] = field(default_factory=dict)
+    """(1 + k, 5): of all runs, then of every draw."""
+    amounts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Smallest and largest of the runs."""
+    unpriced: dict[str, str] = field(default_factory=dict)
+    """Why a measure has no fitted cost."""
+    errors: dict[str, float] = field(default_factory=dict)
+    """Largest relative error of the fitted cost among the runs."""
+
+
+def _fitted_costs(table: RunColumns, rows: NDArray[np.int64], weights: Array) -> _Costs:
+    """Return the costs of these runs as functions of size, for all of them and for every draw."""
+    N, M = table.size[rows], table.memory[rows]
+    found = _Costs()
+    for measure in COST_MEASURES.values():
+        amount = table.cost(measure, rows)
+        if isinstance(amount, str):
+            found.unpriced[measure.name] = amount
+            continue
+        found.amounts[measure.name] = _span(amount)
+        if measure.with_tokens and table.tokens is not None:
+            amount = amount / table.tokens[rows]
+        fitted = fit_cost(N, M, amount, np.vstack([np.ones(len(rows)), weights[:, rows]]))
+        if not fitted[0, 1:].any() and np.ptp(N) > 0:
+            found.unpriced[measure.name] = "it does not grow with size in these runs"
+            continue
+        found.coefficients[measure.name] = fitted
+        found.errors[measure.name] = largest_error(fitted[0], N, M, amount)
+    return found
 
 
 def _span(values: Array) -> tuple[float, float]:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.loading.schema import OUTCOMES
-from analysis.scaling.equal_compute import higher_is_better
+from analysis.scaling.outcomes import higher_is_better
 from orchestrator.records.varied_settings import MATCH, SIZES, setting_label, setting_text
 
 

@@ -5,9 +5,9 @@ What a further seed brings depends on how much of the noise is between seeds
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -16,8 +16,9 @@ from analysis.laws.registry import law_named
 from analysis.loading.schema import setting
 from analysis.scaling.architecture_laws import ArchitectureLaws
 from analysis.scaling.design_candidate import Candidate
+from analysis.scaling.design_result import ExperimentalDesign
 from analysis.scaling.design_targets import LossAt, Target, parse_target
-from analysis.scaling.experimental_design import ExperimentalDesign, next_runs
+from analysis.scaling.experimental_design import next_runs
 from analysis.scaling.run_columns import SIZE_INPUTS
 from analysis.scaling.seed_noise import seeds_known
 from analysis.scaling.sweep_laws import fit_sweep_laws
@@ -50,8 +51,6 @@ def propose(
     *,
     outcome: str = "loss",
     law: str | None = None,
-    target: str | None = None,
-    extra_seeds: int = 1,
     **options: Any,
 ) -> ExperimentalDesign:
     """Return which trials to run next, for the runs of a sweep.
@@ -61,18 +60,17 @@ def propose(
         trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`), of any sweep file.
         outcome: Column that falls with size.
         law: Name of a law; None leaves it to `fit_sweep_laws`.
-        target: As `propose_from`.
-        extra_seeds: As `propose_from`.
         options: As `propose_from`.
 
     Raises:
         ValueError: If nothing can be said; the message says why and what to do.
     """
     laws = fit_sweep_laws(table, outcome=outcome, law=law, hold_out=False)
-    choice = _choice(laws, table, trials, target=target, extra_seeds=extra_seeds)
-    # Only now, because it takes longer than all that may be wrong.
-    options.setdefault("others", [] if law else _other_laws(table, laws, outcome))
-    return _design(laws, choice, **options)
+
+    def others() -> list[ArchitectureLaws]:
+        return [] if law else _other_laws(table, laws, outcome)
+
+    return propose_from(laws, table, trials, others=others, **options)
 
 
 def _other_laws(
@@ -100,6 +98,7 @@ def propose_from(
     *,
     target: str | None = None,
     extra_seeds: int = 1,
+    others: Callable[[], Sequence[ArchitectureLaws]] = tuple,
     **options: Any,
 ) -> ExperimentalDesign:
     """Return what `propose` does, for laws that are fitted already.
@@ -111,46 +110,23 @@ def propose_from(
         target: As `parse_target`; None is the loss of the best architecture at ten times its
             largest run.
         extra_seeds: Further seeds that each finished configuration may get.
-        options: n_runs, gpu_hours, far, worth, by and others of `next_runs`.
+        others: Fits other laws to the same runs, to average over. Called once all that may be wrong
+            is checked, because it takes longer.
+        options: n_runs, gpu_hours, far, worth and by of `next_runs`.
 
     Raises:
         ValueError: If nothing is left to choose from, or the target cannot be.
     """
-    choice = _choice(laws, table, trials, target=target, extra_seeds=extra_seeds)
-    return _design(laws, choice, **options)
-
-
-class _Choice(NamedTuple):
-    """What is chosen from, and what for."""
-
-    candidates: list[Candidate]
-    target: Target
-    notes: list[str]
-
-
-def _choice(
-    laws: ArchitectureLaws,
-    table: pd.DataFrame,
-    trials: Sequence[Any],
-    *,
-    target: str | None,
-    extra_seeds: int,
-) -> _Choice:
     candidates, notes = candidates_of(trials, laws, table, extra_seeds=extra_seeds)
     if not candidates:
         raise ValueError(
             f"candidates: none is left to choose from ({'; '.join(notes)});"
             " name a sweep file with other trials (--candidates more.yaml)"
         )
-    return _Choice(
-        candidates, parse_target(target, laws) if target else default_target(laws), notes
-    )
-
-
-def _design(laws: ArchitectureLaws, choice: _Choice, **options: Any) -> ExperimentalDesign:
-    design = next_runs(laws, choice.candidates, choice.target, **options)
+    wanted = parse_target(target, laws) if target else default_target(laws)
+    design = next_runs(laws, candidates, wanted, others=others(), **options)
     left_out = [f"{name} is left out: {why}" for name, why in laws.left_out.items()]
-    return replace(design, notes=(*design.notes, *left_out, *choice.notes))
+    return replace(design, notes=(*design.notes, *left_out, *notes))
 
 
 def candidates_of(

@@ -14,9 +14,9 @@ from analysis.scaling.architecture_laws import ArchitectureLaws
 from analysis.scaling.candidate_trials import propose_from
 from analysis.scaling.compute_multiplier import Multipliers, multipliers
 from analysis.scaling.cost_measures import COST_MEASURES, why_rough
-from analysis.scaling.equal_cost import why_not_rising
-from analysis.scaling.experimental_design import ExperimentalDesign
+from analysis.scaling.design_result import ExperimentalDesign
 from analysis.scaling.frontier import Frontier, frontier
+from analysis.scaling.measured_cost import why_not_rising
 from analysis.scaling.series_curves import name_series
 from analysis.scaling.sweep_laws import fit_sweep_laws
 from analysis.scaling.sweep_summary import SweepFits

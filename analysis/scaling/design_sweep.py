@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis.scaling.experimental_design import ExperimentalDesign, RankedCandidate
+from analysis.scaling.design_result import ExperimentalDesign, RankedCandidate
 from orchestrator.records.units import plural
 
 SECTIONS = ("data", "train", "resources")

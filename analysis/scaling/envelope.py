@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from analysis.fitting.bootstrap import percentile_interval, resample_clusters
 from analysis.fitting.result import FitStatus
 from analysis.loading.columns import HasTable, Runs, as_columns, column, numbers
-from analysis.loading.validation import check_size_units, refuse_bad_units
+from analysis.loading.size_units import check_size_units
+from analysis.loading.validation import refuse_bad_units
 
 Array = NDArray[np.float64]
 

@@ -4,7 +4,6 @@ The effective size is the dense size that the dense curve needs to reach this mo
 a statement about one outcome at one place, not a constant of an architecture.
 """
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,70 +11,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.fitting.bootstrap import MeanEstimate, difference_of_means, mean_over_seeds
-from analysis.fitting.multiple_comparisons import holm
+from analysis.fitting.bootstrap import MeanEstimate, difference_of_means
+from analysis.fitting.multiple_comparisons import holm_corrected
 from analysis.fitting.result import LawFit
-from analysis.loading.schema import NOT_CAUSAL, OUTCOMES, PARAM_GROUPS, declaration
+from analysis.loading.schema import OUTCOMES
+from analysis.scaling.configuration_summary import ConfigurationSummary
+from analysis.scaling.outcomes import told_apart
 from orchestrator.records.varied_settings import MATCH
-
-Row = Any
-"""A row of the table: a pandas Series of mixed cells."""
 
 FLOP_TOLERANCE = 0.02
 """Largest relative difference of training FLOPs that counts as equal.
 
 `match:` hits its target within 1 %."""
-
-_BOUNDS = {
-    "factual_recall": (0.0, 1.0),
-    "answer_nll": (0.0, math.inf),
-    "bits_per_param": (0.0, math.inf),
-    "loss": (0.0, math.inf),
-}
-
-
-_SIZES_AND_COSTS = (
-    "active_params",
-    "training_flops",
-    "memory_params",
-    "bytes_read_per_token",
-    "bytes_read_per_token_batch64",
-    "paper_block_flops",
-)
-"""Columns that a summary takes over as they are, where the table has them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfigurationSummary:
-    """All seeds of one configuration."""
-
-    configuration: str
-    architecture: str
-    preset: str | None
-    series: str
-    """Name of its curve (`analysis/scaling/series_curves.py`)."""
-    label: str
-    """Architecture and all that varies beside the preset: `memory_plus (n_keys=64)`."""
-    seeds: tuple[int, ...]
-    params: Mapping[str, float]
-    """Per group, the groups that the table has."""
-    total_params: float
-    active_params: float | None
-    training_flops: float | None
-    outcomes: Mapping[str, MeanEstimate]
-    """factual_recall, answer_nll, bits_per_param, loss: those that were measured."""
-    memory_params: float | None = None
-    """Keys and values of its memories."""
-    bytes_read_per_token: float | None = None
-    """Decoding one sequence alone."""
-    bytes_read_per_token_batch64: float | None = None
-    """Decoding 64 sequences at once."""
-    paper_block_flops: float | None = None
-    """Of one block and one sequence, as MemoryFormer's tables count them."""
-    train_seconds: float | None = None
-    """Measured, mean over seeds."""
-    not_causal: str | None = None
-    """When and why an output can depend on later tokens, where the architecture declares it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,72 +62,6 @@ class EqualFlops:
         return told_apart(self.difference, self.p_holm, self.outcome, self.level)
 
 
-def told_apart(
-    difference: MeanEstimate, p_holm: float | None, outcome: str, level: float = 0.95
-) -> str:
-    """Return `better`, `worse`, `not told apart`, or `no interval` without a p-value."""
-    if p_holm is None:
-        return "no interval"
-    if p_holm > 1 - level:
-        return "not told apart"
-    return "better" if (difference.value > 0) == higher_is_better(outcome) else "worse"
-
-
-def higher_is_better(outcome: str) -> bool:
-    """Whether a larger value is a better model."""
-    return outcome in {"factual_recall", "bits_per_param"}
-
-
-def summarise(
-    table: pd.DataFrame,
-    *,
-    series: Mapping[str, str],
-    labels: Mapping[str, str] | None = None,
-    level: float = 0.95,
-) -> list[ConfigurationSummary]:
-    """Return one summary per configuration, by series and size.
-
-    Args:
-        table: Of `Runs`.
-        series: Configuration to the name of its curve.
-        labels: Configuration to its own name; None: that of its curve.
-        level: Of the intervals over seeds.
-    """
-    summaries = []
-    for configuration, group in table.groupby("configuration", sort=False):
-        first = group.iloc[0]
-        name = str(configuration)
-        summaries.append(
-            ConfigurationSummary(
-                configuration=name,
-                architecture=str(first["architecture"]),
-                preset=None if pd.isna(first["preset"]) else str(first["preset"]),
-                series=series[name],
-                label=(labels or series)[name],
-                seeds=tuple(sorted(int(seed) for seed in group["seed"])),
-                params={
-                    g: float(first[f"params_{g}"])
-                    for g in PARAM_GROUPS
-                    if _has(first, f"params_{g}")
-                },
-                total_params=float(first["total_params"]),
-                **{name: _number(first, name) for name in _SIZES_AND_COSTS},
-                train_seconds=_mean(group, "train_seconds"),
-                not_causal=declaration(first.get(NOT_CAUSAL)),
-                outcomes={
-                    outcome: mean_over_seeds(
-                        group[outcome].to_numpy(dtype=float),
-                        level=level,
-                        bounds=_BOUNDS.get(outcome, (-math.inf, math.inf)),
-                    )
-                    for outcome in OUTCOMES
-                    if outcome in group and group[outcome].notna().all()
-                },
-            )
-        )
-    return sorted(summaries, key=lambda s: (s.series, s.total_params, s.configuration))
-
-
 def equal_flops(
     table: pd.DataFrame,
     summaries: Sequence[ConfigurationSummary],
@@ -188,12 +69,11 @@ def equal_flops(
     *,
     baseline: str = "dense",
     level: float = 0.95,
-    tolerance: float = FLOP_TOLERANCE,
     seed: int = 0,
 ) -> tuple[list[EqualFlops], list[str]]:
     """Return the comparisons, and a sentence for every configuration that has no partner.
 
-    A partner runs on the same data with training FLOPs within `tolerance`. Of several it is the
+    A partner runs on the same data with training FLOPs within FLOP_TOLERANCE. Of several it is the
     nearest in FLOPs, then the one with the fewest differing settings.
 
     Args:
@@ -202,7 +82,6 @@ def equal_flops(
         fits: (series, outcome) to the curve against total_params.
         baseline: Architecture to compare with.
         level: Of the intervals.
-        tolerance: Relative difference of training FLOPs.
         seed: Of the resampling of seeds behind a multiplier's interval.
     """
     references = [s for s in summaries if s.architecture == baseline]
@@ -216,7 +95,7 @@ def equal_flops(
     pairs: list[EqualFlops] = []
     notes: list[str] = []
     for one in others:
-        partner, note = _partner(one, references, settings, tolerance)
+        partner, note = _partner(one, references, settings)
         if partner is None or one.training_flops is None or partner.training_flops is None:
             notes.append(note)
             continue
@@ -235,7 +114,7 @@ def equal_flops(
                     baseline=partner,
                     flops_ratio=ratio,
                     difference=difference_of_means(mine, theirs, level=level),
-                    effective_size=effective_size(one, partner, mine, curve, seed=seed),
+                    effective_size=effective_size(partner, mine, curve, seed=seed),
                     level=level,
                 )
             )
@@ -244,24 +123,23 @@ def equal_flops(
     return [replace(pair, p_holm=p) for pair, p in zip(pairs, corrected, strict=True)], notes
 
 
-def holm_corrected(differences: Sequence[MeanEstimate]) -> list[float | None]:
-    """Return Holm's p-value of each difference among all that have one, None for the others."""
-    adjusted = iter(holm([d.p for d in differences if d.p is not None]))
-    return [None if d.p is None else next(adjusted) for d in differences]
-
-
 def effective_size(
-    one: ConfigurationSummary,
     partner: ConfigurationSummary,
     values: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
     fit: LawFit | None,
     *,
-    seed: int = 0,
+    seed: int,
 ) -> EffectiveSize:
     """Return the baseline size that the baseline's curve needs to reach the mean of `values`.
 
-    The interval joins the curve's resamples with resampled seeds of this configuration; for one
-    seed it is of the curve alone. A curve that is a misfit gives no size.
+    The interval joins the curve's resamples with resampled seeds; for one seed it is of the curve
+    alone. A curve that is a misfit gives no size.
+
+    Args:
+        partner: Baseline configuration at equal FLOPs.
+        values: Of the other configuration, over seeds.
+        fit: The baseline's curve against total parameters.
+        seed: Of the resampling of seeds.
     """
     if fit is None or not fit.usable:
         why = (
@@ -303,7 +181,6 @@ def _partner(
     one: ConfigurationSummary,
     references: Sequence[ConfigurationSummary],
     settings: Mapping[str, Mapping[Hashable, Any]],
-    tolerance: float,
 ) -> tuple[ConfigurationSummary | None, str]:
     label = f"{one.architecture} {one.preset or one.configuration}"
     if one.training_flops is None:
@@ -328,7 +205,7 @@ def _partner(
             r.configuration,
         ),
     )
-    if gap(best) > tolerance:
+    if gap(best) > FLOP_TOLERANCE:
         why = f"nearest {best.architecture} run differs by {gap(best):.0%} in training FLOPs"
         return None, f"{label}: {why}; {_advice(mine, best.architecture)}"
     return best, ""
@@ -353,15 +230,3 @@ def _differing(
         if str(name).startswith(prefix)
         and not (value == second[name] or (pd.isna(value) and pd.isna(second[name])))
     ]
-
-
-def _number(row: Row, name: str) -> float | None:
-    return float(row[name]) if _has(row, name) else None
-
-
-def _mean(group: pd.DataFrame, name: str) -> float | None:
-    return float(group[name].mean()) if name in group and group[name].notna().any() else None
-
-
-def _has(row: Row, name: str) -> bool:
-    return name in row.index and bool(pd.notna(row[name]))

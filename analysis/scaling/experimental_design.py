@@ -24,14 +24,12 @@ Every candidate comes with its tokens per parameter and how far outside the runs
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from analysis.formatting import count, decimals, flops
 from analysis.scaling.architecture_laws import ArchitectureLaw, ArchitectureLaws
 from analysis.scaling.design_candidate import Candidate, as_candidate
 from analysis.scaling.design_covariance import (
@@ -40,6 +38,7 @@ from analysis.scaling.design_covariance import (
     covariance_over_laws,
     log_target,
 )
+from analysis.scaling.design_result import ExperimentalDesign, RankedCandidate, target_in_words
 from analysis.scaling.design_targets import LossAt, Target, parse_target
 from analysis.scaling.greedy_design import (
     DesignModel,
@@ -51,7 +50,7 @@ from analysis.scaling.greedy_design import (
 )
 from analysis.scaling.kriging import kriging
 from analysis.scaling.local_weights import local_weights
-from analysis.scaling.run_columns import SIZE_INPUTS, size_of
+from analysis.scaling.run_columns import SIZE_INPUTS
 from analysis.scaling.seed_noise import noise_variances, seeds_known
 
 Array = NDArray[np.float64]
@@ -73,148 +72,6 @@ ALONE = (
     "what it says about further runs is not to be relied on; spread them evenly over sizes and"
     " tokens"
 )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RankedCandidate:
-    """A candidate and what it would do."""
-
-    candidate: Candidate
-    width: float
-    """Width of the target's interval once it has run, over the width now."""
-    per_gpu_hour: float
-    """Share of the target's variance that it removes, 1 - width^2, per GPU-hour."""
-    outside: float
-    """Largest factor by which a size lies outside the architecture's runs; 1 inside."""
-
-    @property
-    def tokens_per_param(self) -> float:
-        """D/N, NaN where the law has no tokens."""
-        inputs = self.candidate.inputs
-        return inputs["tokens"] / size_of(inputs) if "tokens" in inputs else math.nan
-
-
-MOST_FACTOR = 1_000
-"""Off by more, a multiplier is not known at all, and a number would only seem exact."""
-
-MOST_LOSS_FACTOR = 2
-"""The same for a loss: architectures differ by less than a tenth of it."""
-
-X_WORDS = {
-    "total_params": "total parameters",
-    "active_params": "active parameters",
-    "memory_params": "memory parameters",
-    "params": "parameters",
-    "training_flops": "training FLOPs",
-}
-"""Columns against which a law of one size `x` is fitted, as a sentence names them."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ExperimentalDesign:
-    """Candidates in order, and the runs to make."""
-
-    laws: ArchitectureLaws
-    """Of the runs that are there."""
-    target: Target
-    value: float
-    """Of the target, by the runs that are there."""
-    sd: float
-    """Standard deviation of its logarithm now."""
-    ranked: Sequence[RankedCandidate]
-    """All candidates by what each alone does per GPU-hour, best first."""
-    chosen: Sequence[RankedCandidate]
-    """In the order chosen.
-
-    `width` is against now, all before it included; `per_gpu_hour` is what it adds to those."""
-    by: str
-    level: float
-    notes: Sequence[str] = field(default=())
-
-    @property
-    def sentence(self) -> str:
-        """What to run and what it brings."""
-        if not self.is_known:
-            return (
-                f"{self.target_words} is not known to within a factor of {self._most_factor:,}:"
-                " the runs hardly determine the law there; add sizes further apart"
-            )
-        now = f"{self.target_words} is {self.value:.{self._digits}f} {self.interval()}"
-        if not self.chosen:
-            return (
-                f"{now} ({self.level:.0%}); no candidate that fits removes"
-                " enough of its variance to be worth a run; give larger ones, or other tokens per"
-                " parameter"
-            )
-        runs = "1 run" if len(self.chosen) == 1 else f"{len(self.chosen)} runs"
-        width = self.chosen[-1].width
-        return (
-            f"{now} ({self.level:.0%}); {runs} of {self.gpu_hours:.3g} {self.unit} would bring"
-            f" it to {self.interval(width)} ({width:.0%} of the width)"
-        )
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the target is known at all, to within MOST_FACTOR or MOST_LOSS_FACTOR."""
-        return self._log_factor <= math.log(self._most_factor)
-
-    @property
-    def target_words(self) -> str:
-        """The target as a sentence names it: a size `x` by what it is."""
-        return _in_words(self.target, self.laws)
-
-    @property
-    def unit(self) -> str:
-        """Of all hours: GPU-hours, or core-hours where no candidate has a GPU."""
-        return self.ranked[0].candidate.unit if self.ranked else "GPU-hours"
-
-    def interval(self, width: float = 1.0) -> str:
-        """Return `[low, high]`, once the interval of the logarithm is `width` of that of now."""
-        factor, digits = math.exp(self._log_factor * width), self._digits
-        return f"[{self.value / factor:.{digits}f}, {self.value * factor:.{digits}f}]"
-
-    @property
-    def _digits(self) -> int:
-        """Decimals of value and interval: four digits, two of the interval after the runs."""
-        width = self.chosen[-1].width if self.chosen else 1.0
-        half = self.value * math.expm1(self._log_factor * width)
-        return max(decimals(self.value, significant=4), decimals(half, significant=2))
-
-    @property
-    def _most_factor(self) -> int:
-        return MOST_LOSS_FACTOR if isinstance(self.target, LossAt) else MOST_FACTOR
-
-    @property
-    def _log_factor(self) -> float:
-        """Logarithm of the factor by which the target may be off now."""
-        from scipy.special import ndtri
-
-        return float(ndtri((1 + self.level) / 2)) * self.sd
-
-    @property
-    def gpu_hours(self) -> float:
-        """Of the chosen runs together."""
-        return sum(r.candidate.gpu_hours for r in self.chosen)
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return all candidates, best first."""
-        order = {id(r.candidate): i + 1 for i, r in enumerate(self.chosen)}
-        return pd.DataFrame(
-            [
-                {
-                    "candidate": r.candidate.name,
-                    "architecture": r.candidate.architecture,
-                    **r.candidate.inputs,
-                    "tokens_per_param": r.tokens_per_param,
-                    "gpu_hours": r.candidate.gpu_hours,
-                    "width": r.width,
-                    "per_gpu_hour": r.per_gpu_hour,
-                    "times_outside_runs": r.outside,
-                    "chosen": order.get(id(r.candidate)),
-                }
-                for r in self.ranked
-            ]
-        )
 
 
 def next_runs(
@@ -284,11 +141,11 @@ def next_runs(
                 f"{', '.join(law.inputs)}"
             )
     target = parse_target(target, laws) if isinstance(target, str) else target
-    basis = _basis(laws, given, target, by=by, others=others)
+    found = _models(laws, given, target, by=by, others=others)
     # Variance of the target by each model before any run: what candidates are to lower.
-    start = [model.variance for model in of_targets(basis.models)]
+    start = [model.variance for model in of_targets(found.models)]
     if not min(start) > 0:
-        said = _in_words(target, laws)
+        said = target_in_words(target, laws)
         raise ValueError(f"target: {said} has no uncertainty that runs could narrow")
     # Of no use: a run whose noise nobody knows, and one so far out that its law says nothing there.
     hours = np.asarray([c.gpu_hours for c in given])
@@ -303,23 +160,23 @@ def next_runs(
     # One model is trusted to extrapolate, so its plan is greedy. Of several any may be wrong, so
     # their plan has runs of many sizes.
     if by == "averaged":
-        plan = spread_plan(basis.models, hours, weights=basis.weights, **limits)
+        plan = spread_plan(found.models, hours, weights=found.weights, **limits)
     else:
-        plan = greedy_plan(basis.models[0], hours, **limits)
+        plan = greedy_plan(found.models[0], hours, **limits)
     # Each candidate alone, to show what it is worth; the plan counts what earlier choices tell.
-    left_alone = 1 - mean_removed(of_targets(basis.models), start)
+    left_alone = 1 - mean_removed(of_targets(found.models), start)
     everyone = _ranked(given, outside, list(enumerate(left_alone.tolist())), [1.0] * len(given))
     chosen = _ranked(given, outside, plan, [1.0, *(left for _, left in plan)])
     return ExperimentalDesign(
         laws=laws,
         target=target,
-        value=basis.value,
-        sd=basis.sd,
+        value=found.value,
+        sd=found.sd,
         ranked=sorted(everyone, key=lambda r: -r.per_gpu_hour),
         chosen=chosen,
         by=by,
         level=laws.level,
-        notes=[*_extrapolation_notes(chosen), *basis.notes, *_seed_notes(laws, given)],
+        notes=[*_extrapolation_notes(chosen), *found.notes, *_seed_notes(laws, given)],
     )
 
 
@@ -346,8 +203,8 @@ def _ranked(
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Basis:
-    """What a design rests on."""
+class _Models:
+    """Models of the loss that a design chooses by, and what they say of the target now."""
 
     models: Sequence[DesignModel]
     value: float
@@ -359,50 +216,73 @@ class _Basis:
     """(c,) of the candidates, by how much they are like the target."""
 
 
-def _basis(
+def _models(
     laws: ArchitectureLaws,
     candidates: Sequence[Candidate],
     target: Target,
     *,
     by: By,
     others: Sequence[ArchitectureLaws],
-) -> _Basis:
+) -> _Models:
     """Return the models of the loss to choose by."""
-    notes = _misfit_notes(laws)
-    weights: Array | float = 1.0
     noise = np.asarray([_noise_of(laws, c) for c in candidates])
     if by == "averaged":
-        wrong = _misfitting(laws, target)
-        without_law = _kriging_model(laws, candidates, target, noise)
-        if wrong and without_law is None:
-            raise ValueError(
-                f"target: {_in_words(target, laws)}: the law of {wrong[0]} misfits its runs, so"
-                " there is no multiplier to narrow; give another law, or a loss as the target"
-            )
-        if wrong and without_law is not None:
-            model, value, weights = without_law
-            return _Basis(
-                models=[model, replace(model, over_candidates=True)],
-                value=math.exp(value),
-                sd=math.sqrt(model.variance),
-                notes=_misfit_notes(laws, advice=WITHOUT_LAW),
-                weights=weights,
-            )
-    if by == "draws":
-        covariance = covariance_by_draws(laws, candidates, target)
-    elif by == "information":
-        covariance = covariance_by_information(laws, candidates, target)
-    else:
-        covariance, said = covariance_over_laws([laws, *others], candidates, target)
-        notes = [*notes, *said]
-    models = [DesignModel(covariance=covariance, noise=noise)]
-    sd = math.sqrt(max(float(covariance[0, 0]), 0.0))
-    if by == "averaged" and without_law is not None:
-        model, _, weights = without_law
-        models += [model, replace(model, over_candidates=True)]
-        notes = [*notes, "width: averaged over what laws tell and what kriging tells without one"]
-    value = math.exp(log_target(target, laws))
-    return _Basis(models=models, value=value, sd=sd, notes=notes, weights=weights)
+        return _averaged_models(laws, candidates, target, noise, others)
+    covariance_of = covariance_by_draws if by == "draws" else covariance_by_information
+    return _law_model(laws, target, covariance_of(laws, candidates, target), noise)
+
+
+def _law_model(laws: ArchitectureLaws, target: Target, covariance: Array, noise: Array) -> _Models:
+    """Return the model of the laws alone, with this covariance of target and candidates."""
+    return _Models(
+        models=[DesignModel(covariance=covariance, noise=noise)],
+        value=math.exp(log_target(target, laws)),
+        sd=math.sqrt(max(float(covariance[0, 0]), 0.0)),
+        notes=_misfit_notes(laws),
+    )
+
+
+def _averaged_models(
+    laws: ArchitectureLaws,
+    candidates: Sequence[Candidate],
+    target: Target,
+    noise: Array,
+    others: Sequence[ArchitectureLaws],
+) -> _Models:
+    """Return the models of the laws and of kriging; of kriging alone where a law misfits.
+
+    Raises:
+        ValueError: If a law misfits, and the target is a multiplier, of which kriging knows none.
+    """
+    kriged = _kriging_model(laws, candidates, target, noise)
+    wrong = _misfitting(laws, target)
+    if wrong and kriged is None:
+        raise ValueError(
+            f"target: {target_in_words(target, laws)}: the law of {wrong[0]} misfits its runs,"
+            " so there is no multiplier to narrow; give another law, or a loss as the target"
+        )
+    if wrong and kriged is not None:
+        model, log_loss, weights = kriged
+        return _Models(
+            models=[model, replace(model, over_candidates=True)],
+            value=math.exp(log_loss),
+            sd=math.sqrt(model.variance),
+            notes=_misfit_notes(laws, advice=WITHOUT_LAW),
+            weights=weights,
+        )
+    covariance, said = covariance_over_laws([laws, *others], candidates, target)
+    found = _law_model(laws, target, covariance, noise)
+    found = replace(found, notes=[*found.notes, *said])
+    if kriged is None:
+        return found
+    model, _, weights = kriged
+    averaged = "width: averaged over what laws tell and what kriging tells without one"
+    return replace(
+        found,
+        models=[*found.models, model, replace(model, over_candidates=True)],
+        notes=[*found.notes, averaged],
+        weights=weights,
+    )
 
 
 def _misfitting(laws: ArchitectureLaws, target: Target) -> list[str]:
@@ -463,16 +343,6 @@ def _times_outside(law: ArchitectureLaw, candidate: Candidate) -> float:
         if span is not None:
             factor = max(factor, value / span[1], span[0] / value)
     return factor
-
-
-def _in_words(target: Target, laws: ArchitectureLaws) -> str:
-    """Return the target as a sentence names it; a law's one size `x` by what it is."""
-    column = laws.columns.get("x")
-    if not isinstance(target, LossAt) or set(target.inputs) != {"x"} or column not in X_WORDS:
-        return target.description
-    x = target.inputs["x"]
-    amount = flops(x) if column == "training_flops" else count(x)
-    return f"loss of {target.architecture} at {amount} {X_WORDS[column]}"
 
 
 def _misfit_notes(laws: ArchitectureLaws, advice: str = ALONE) -> list[str]:

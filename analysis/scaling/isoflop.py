@@ -42,7 +42,8 @@ from analysis.loading.columns import (
     labels,
     numbers,
 )
-from analysis.loading.validation import check_size_units, refuse_bad_units
+from analysis.loading.size_units import check_size_units
+from analysis.loading.validation import refuse_bad_units
 from analysis.scaling.isoflop_budget import (
     PARABOLA_SIZES,
     SAME_BUDGET,

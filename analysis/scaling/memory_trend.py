@@ -15,9 +15,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import MeanEstimate, contrast_of_means
+from analysis.fitting.multiple_comparisons import holm_corrected
 from analysis.scaling.best_settings import best_of_every_size, size_names
-from analysis.scaling.equal_compute import holm_corrected, told_apart
-from analysis.scaling.equal_cost import TOKENS, main_outcome
+from analysis.scaling.configuration_costs import TOKENS
+from analysis.scaling.outcomes import main_outcome, told_apart
 from analysis.scaling.series_curves import FEWEST_TABLES
 
 MEMORY = "memory_params"

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import n_distinct_drawn, resample_clusters
 from analysis.fitting.law import Law
-from analysis.loading.columns import HasTable, Runs, as_columns, numbers, row_numbers
+from analysis.loading.columns import HasTable, Runs, as_columns, equal_rows, numbers, row_numbers
 from analysis.scaling.cost_measures import BYTES_PER_PARAM, CostMeasure
 
 Array = NDArray[np.float64]
@@ -174,8 +174,7 @@ class RunColumns:
 
     def _distinct_inputs(self, rows: NDArray[Any]) -> NDArray[np.int64]:
         """Return which of the distinct inputs each row has."""
-        matrix = np.stack([values[rows] for values in self.inputs.values()], axis=1)
-        return np.unique(matrix, axis=0, return_inverse=True)[1].reshape(-1)
+        return equal_rows(*(values[rows] for values in self.inputs.values()))
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs
-from analysis.loading.validation import check_runs
+from analysis.loading.run_checks import check_runs
 from analysis.scaling.best_settings import (
     BestSetting,
     best_of_every_size,
@@ -20,7 +20,8 @@ from analysis.scaling.best_settings import (
     settings_apart,
     tuned_settings,
 )
-from analysis.scaling.equal_compute import ConfigurationSummary, EqualFlops, equal_flops, summarise
+from analysis.scaling.configuration_summary import ConfigurationSummary, summarise
+from analysis.scaling.equal_compute import EqualFlops, equal_flops
 from analysis.scaling.missing_runs import MissingSize, missing_sizes
 from analysis.scaling.series_curves import (
     CURVE_SPECS,

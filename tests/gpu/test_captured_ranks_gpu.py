@@ -37,9 +37,8 @@ def step_of(
     model = materialise_model(build, mesh, layout=layout, here=here, dense=dense)
     initialise(model, 0)
     train = {"tokens": 10**6, "batch_tokens": 256, "seq_len": 32, "lr": 0.01, **changes}
-    rows = 8 // mesh.world.size
     return TrainStep(
-        model.train(), TrainConfig(**train), mesh, rows=rows, passes=1, autocast=nullcontext, seed=3
+        model.train(), TrainConfig(**train), mesh, passes=1, autocast=nullcontext, seed=3
     )
 
 

@@ -34,9 +34,7 @@ def step_of(name: str, **changes: object) -> TrainStep:
         model = config.Config(**config.PRESETS["d16"]).build(VOCAB_SIZE)
     initialise(model, 0)
     train = {"tokens": 10**6, "batch_tokens": 256, "seq_len": 32, "lr": 0.01, **changes}
-    return TrainStep(
-        model.train(), TrainConfig(**train), rows=8, passes=1, autocast=nullcontext, seed=3
-    )
+    return TrainStep(model.train(), TrainConfig(**train), passes=1, autocast=nullcontext, seed=3)
 
 
 def trained(step: TrainStep | CapturedStep) -> list[torch.Tensor]:

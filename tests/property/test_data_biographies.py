@@ -58,7 +58,6 @@ def test_probes_are_consistent(config):
     for probe in config.prepare(Path()).probes:
         n_facts = len(probe.prior_bits)
         assert len(probe.prompts) == len(probe.answers) == len(probe.facts) == n_facts
-        assert len(probe.relations) == n_facts
         assert all(prompt[0] == SEPARATOR for prompt in probe.prompts)
         n_people = config.n_people - (config.n_asked if probe.name == "question" else 0)
         assert np.isclose(probe.scale * n_facts / 5, n_people)

@@ -11,7 +11,7 @@ whose fields are the keys of `data:` in a sweep file, with
     vocab_size          token ids the model must know, known without preparing anything
     files()             dict field name -> Path, or tuple of Paths, of the input files; patterns are
                         expanded, and stay as they are without a match. Their content is part of a
-                        trial's identity. Data sets of the hub are a HubSource (`hugging_face.py`),
+                        trial's identity. Data sets of the hub are a HubSource (`hub_source.py`),
                         whose commit stands for the content
     tokens_per_epoch()  predicted tokens of one pass over the corpus, or None when unknown before
                         preparing
@@ -59,8 +59,6 @@ class ProbeSet:
     prior_bits: NDArray[np.float64]
     """Per fact: bits of its answer before anything was learned (-log2 of the answer's frequency in
     its relation)."""
-    relations: Sequence[str]
-    """Per fact: the relation's name, for tables by relation."""
     counts_as_knowledge: bool = False
     """Whether stored bits are measured here (exactly one set of a corpus says so, the training
     wording)."""

@@ -172,11 +172,6 @@ class TokenShards:
             filled += len(tokens)
 
 
-def document_starts(folder: Path, name: str) -> NDArray[np.int64]:
-    """Return where each document of a stream begins."""
-    return np.fromfile(folder / index_name(name), dtype="<i8")
-
-
 def shard_name(name: str, number: int) -> str:
     """Return the file name of a shard."""
     return f"{name}-{number:05d}.bin"

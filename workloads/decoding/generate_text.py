@@ -4,8 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from workloads.decoding.decoder import Decoder
 from workloads.decoding.sampling import Sampling
 from workloads.training import device
@@ -80,9 +78,7 @@ def continuations(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     # Before the model is built: a mistake in a prompt shall not take that long to tell.
     read, tokenizer = _read_prompts(trained, prompts, n_tokens), trained.tokenizer
-    here = device.pick(device_name, rank=0)
-    bf16 = device.uses_bf16(precision, here)
-    with device.numerics(here, n_threads=torch.get_num_threads(), bf16=bf16):
+    with device.for_inference(device_name, precision) as (here, bf16):
         decoder = Decoder(trained.build(here), bf16=bf16)
         for start in range(0, len(read), _BATCH):
             batch = read[start : start + _BATCH]

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import torch
 
 from workloads.decoding.decoder import Decoder
-from workloads.evaluation.task_result import Progress, silent
+from workloads.evaluation.record import record
+from workloads.evaluation.task_result import Progress, TaskResult, silent
 from workloads.sharding.fsdp import only_forward
 from workloads.training import device
 from workloads.training.trained_model import TrainedModel
@@ -65,26 +66,15 @@ class DecodeLatency:
             clock: Seconds since 1970.
         """
         start = clock()
-        here = device.pick("auto", rank=0)
-        bf16 = device.uses_bf16(precision, here)
         metrics: dict[str, float] = {}
-        with device.numerics(here, n_threads=torch.get_num_threads(), bf16=bf16):
+        with device.for_inference("auto", precision) as (here, bf16):
             decoder = Decoder(trained.build(here), bf16=bf16)
             for number, batch in enumerate(self.batches):
                 times = self._times_ms(decoder, batch, trained, here)
-                metrics |= _median(f"eval/{TASK}/ms_per_token_batch{batch}", times)
+                metrics |= _median(f"ms_per_token_batch{batch}", times)
                 progress(TASK, number + 1, len(self.batches))
-        end = clock()
-        about = {"n": self.n_runs, "chance": None, "at_chance": False, "n_truncated": 0}
-        return {
-            "finished_at": end,
-            "seconds": end - start,
-            "digest": self.digest,
-            "harness": None,
-            "step": trained.step,
-            "metrics": metrics,
-            "tasks": {TASK: about},
-        }
+        result = TaskResult(task=TASK, n=self.n_runs, metrics=metrics, chance=None, n_truncated=0)
+        return record([result], start=start, end=clock(), digest=self.digest, step=trained.step)
 
     def _times_ms(
         self, decoder: Decoder, batch: int, trained: TrainedModel, here: torch.device

@@ -9,6 +9,7 @@ from typing import Any
 from workloads.evaluation import prepared_suite, questions
 from workloads.evaluation.prepared_suite import PreparedSuite
 from workloads.evaluation.questions import QuestionSet
+from workloads.evaluation.record import record
 from workloads.evaluation.task_result import Progress, TaskResult, silent
 from workloads.evaluation.text_model import TextModel
 from workloads.evaluation.time_limit import OutOfTime, TimeLimit
@@ -53,21 +54,15 @@ def measure(
     except OutOfTime:
         pass
     unfinished = asked.task_names[len(results) :]
-    end = clock()
-    return {
-        "finished_at": end,
-        "seconds": end - start,
-        "digest": None if unfinished else asked.digest,
-        "harness": prepared_suite.harness_version() if isinstance(asked, PreparedSuite) else None,
-        "step": step,
-        "metrics": {
-            f"eval/{one.task}/{metric}": value
-            for one in results
-            for metric, value in one.all_metrics.items()
-        },
-        "tasks": {one.task: _about(one) for one in results},
-        **({"unfinished": list(unfinished)} if unfinished else {}),
-    }
+    found = record(
+        results,
+        start=start,
+        end=clock(),
+        digest=None if unfinished else asked.digest,
+        step=step,
+        harness=prepared_suite.harness_version() if isinstance(asked, PreparedSuite) else None,
+    )
+    return {**found, "unfinished": list(unfinished)} if unfinished else found
 
 
 def prepare(
@@ -107,12 +102,3 @@ def _results(asked: Asked, model: TextModel, progress: Progress) -> Iterator[Tas
     harness = importlib.import_module("workloads.evaluation.harness_model")
     suites = importlib.import_module("workloads.evaluation.evaluate_suites")
     yield from suites.evaluate_suite(asked, harness.HarnessModel(model), progress)
-
-
-def _about(result: TaskResult) -> dict[str, Any]:
-    return {
-        "n": result.n,
-        "chance": result.chance,
-        "at_chance": result.at_chance,
-        "n_truncated": result.n_truncated,
-    }

@@ -60,11 +60,6 @@ class PreparedSuite:
         """Rows of the longest task."""
         return max(len(rows) for rows, _ in self.rows.values())
 
-    def first(self, n_rows: int) -> "PreparedSuite":
-        """Return the suite with the first rows of each task."""
-        rows = {task: (rows[:n_rows], examples) for task, (rows, examples) in self.rows.items()}
-        return PreparedSuite(suite=self.suite, rows=rows)
-
     def tokens(self, *, seq_len: int, n_rows: int) -> TokenCount:
         """Estimate the tokens of one evaluation, without a tokenizer.
 

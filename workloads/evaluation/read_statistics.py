@@ -1,7 +1,7 @@
 """Statistics of how evenly the rows of a table are read."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,6 @@ class ReadStatistics:
     """What `rows_read` would be expected to be if every read hit a row at random."""
     kl_if_uniform: float
     """What `kl_to_uniform` would be then: that much is chance."""
-
-    def as_dict(self) -> dict[str, float]:
-        """Return the statistics by name."""
-        return asdict(self)
 
 
 def read_statistics(reads: NDArray[np.int64]) -> ReadStatistics:

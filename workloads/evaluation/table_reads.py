@@ -6,7 +6,7 @@ import io
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from workloads.evaluation.read_statistics import ReadStatistics, read_statistics
-from workloads.evaluation.task_result import Progress, silent
+from workloads.evaluation.record import record
+from workloads.evaluation.task_result import Progress, TaskResult, silent
 from workloads.layers.modules.usage_stats import MemoryUsage, usage_by_label
 from workloads.sharding.fsdp import only_forward
 from workloads.training import device
@@ -89,9 +90,7 @@ class TableReads:
         """
         start = clock()
         windows = _held_out(trained)
-        here = device.pick("auto", rank=0)
-        bf16 = device.uses_bf16(precision, here)
-        with device.numerics(here, n_threads=torch.get_num_threads(), bf16=bf16):
+        with device.for_inference("auto", precision) as (here, bf16):
             model = trained.build(here)
             layers = count_reads(
                 model,
@@ -105,23 +104,18 @@ class TableReads:
             for label, layer in layers.items()
             for number, (first, reads) in enumerate(layer.tables())
         ]
-        metrics = {
-            f"eval/{TASK}/{name}": float(np.mean([getattr(row[-1], name) for row in rows]))
-            for name in MEANS
-            if rows
-        }
-        end = clock()
-        about = {"n": windows.size, "chance": None, "at_chance": False, "n_truncated": 0}
-        return {
-            "finished_at": end,
-            "seconds": end - start,
-            "digest": self.digest,
-            "harness": None,
-            "step": trained.step,
-            "metrics": metrics,
-            "tasks": {TASK: about} if rows else {},
-            "files": {COUNTS: _npz(layers), STATISTICS: _csv(rows)} if rows else {},
-        }
+        results: list[TaskResult] = []
+        files: dict[str, bytes] = {}
+        if rows:
+            means = {
+                name: float(np.mean([getattr(row[-1], name) for row in rows])) for name in MEANS
+            }
+            results = [
+                TaskResult(task=TASK, n=windows.size, metrics=means, chance=None, n_truncated=0)
+            ]
+            files = {COUNTS: _npz(layers), STATISTICS: _csv(rows)}
+        found = record(results, start=start, end=clock(), digest=self.digest, step=trained.step)
+        return {**found, "files": files}
 
 
 def count_reads(
@@ -211,7 +205,7 @@ def _csv(rows: list[tuple[str, int, int, NDArray[np.int64], ReadStatistics]]) ->
             "first_row": first,
             "rows": len(reads),
             "reads": int(reads.sum()),
-            **statistics.as_dict(),
+            **asdict(statistics),
         }
         for label, number, first, reads, statistics in rows
     ]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,11 +21,9 @@ from workloads.distributed.process_group import RankGroup
 from workloads.sharding.fsdp import only_forward
 from workloads.sharding.table_shard import table_shards
 from workloads.training import device
-from workloads.training.device import MAX_CPU_LOGITS
+from workloads.training.device import MAX_LOGITS
 from workloads.training.trained_model import TrainedModel
 
-_BATCH_LOGITS = {"cpu": MAX_CPU_LOGITS, "cuda": 2**28}
-"""Tokens of one pass times vocabulary, at most."""
 _PADDING = 0
 
 
@@ -35,6 +34,16 @@ class _Piece:
     request: int
     read: tuple[int, ...]
     targets: tuple[int, ...]
+
+
+class _PromptBatch(NamedTuple):
+    """Prompts that are continued together."""
+
+    n_tokens: int
+    """Tokens to add to each, at most."""
+    requests: Sequence[int]
+    """Their numbers among all prompts."""
+    ids: Sequence[list[int]]
 
 
 @dataclass(frozen=True)
@@ -105,43 +114,51 @@ class TextModel:
         Raises:
             ValueError: If the tokens to add leave no room for a prompt.
         """
-        answers = [""] * len(prompts)
-        kinds: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
-        for index, asked in enumerate(prompts):
-            n_tokens = asked.n_tokens
-            room = self.seq_len - n_tokens
+        batches = self._prompt_batches(prompts)
+        # Where ranks run together all make all passes: how many an answer takes nobody knows.
+        sharers = RankGroup() if self._runs_together else self.world
+        own = batches[sharers.rank :: sharers.size]
+        n_own, done = sum(len(batch.requests) for batch in own), 0
+        found: list[tuple[int, str]] = []
+        for batch in own:
+            stops = [prompts[request].stops for request in batch.requests]
+            texts = self._continue(batch, stops)
+            found += zip(batch.requests, texts, strict=True)
+            done += len(texts)
+            self.progress(done, n_own)
+        answers = dict(chain.from_iterable(sharers.all_gather_objects(found)))
+        return [answers[request] for request in range(len(prompts))]
+
+    def _prompt_batches(self, prompts: Sequence[GreedyPrompt]) -> list[_PromptBatch]:
+        """Return prompts in batches of as many tokens to add, bounded in tokens.
+
+        Raises:
+            ValueError: If the tokens to add leave no room for a prompt.
+        """
+        by_n_tokens: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+        for request, prompt in enumerate(prompts):
+            room = self.seq_len - prompt.n_tokens
             if room < 1:
                 raise ValueError(
-                    f"{n_tokens} tokens to add leave no room for a prompt in the model's "
+                    f"{prompt.n_tokens} tokens to add leave no room for a prompt in the model's "
                     f"{self.seq_len}; lower max_tokens of the task"
                 )
-            ids = self.encode(asked.text) or [self.tokenizer.separator]
+            ids = self.encode(prompt.text) or [self.tokenizer.separator]
             self.n_truncated += len(ids) > room
-            kinds[n_tokens].append((index, ids[-room:]))
-        split: list[tuple[int, list[tuple[int, list[int]]]]] = []
-        for n_tokens, rows in kinds.items():
+            by_n_tokens[prompt.n_tokens].append((request, ids[-room:]))
+        batches = []
+        for n_tokens, rows in by_n_tokens.items():
             # The longest first, for which the decoder makes room once.
             rows.sort(key=lambda row: (-len(row[1]), row))
             size = max(1, self._batch_tokens // (len(rows[0][1]) + n_tokens))
-            split += [(n_tokens, rows[i : i + size]) for i in range(0, len(rows), size)]
-        # Where ranks run together all make all passes: how many an answer takes nobody knows.
-        alone = RankGroup() if self._runs_together else self.world
-        own = split[alone.rank :: alone.size]
-        n_own, done = sum(len(batch) for _, batch in own), 0
-        found: list[tuple[int, str]] = []
-        for n_tokens, batch in own:
-            stops = [prompts[index].stops for index, _ in batch]
-            texts = self._continue([ids for _, ids in batch], n_tokens, stops)
-            found += [(index, text) for (index, _), text in zip(batch, texts, strict=True)]
-            done += len(batch)
-            self.progress(done, n_own)
-        for index, text in chain.from_iterable(alone.all_gather_objects(found)):
-            answers[index] = text
-        return answers
+            for start in range(0, len(rows), size):
+                requests, ids_of = zip(*rows[start : start + size], strict=True)
+                batches.append(_PromptBatch(n_tokens, requests, ids_of))
+        return batches
 
     @property
     def _batch_tokens(self) -> int:
-        return max(1, _BATCH_LOGITS[self.here.type] // self.vocab_size)
+        return max(1, MAX_LOGITS[self.here.type] // self.vocab_size)
 
     def scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Score]:
         """Return what each continuation scores after its context, both as ids."""
@@ -233,47 +250,19 @@ class TextModel:
         logits: Tensor = self.model.logits(x[owners, positions][None])[0]  # type: ignore[operator]
         return logits
 
-    def _continue(
-        self, prompts: list[list[int]], n_tokens: int, stops: list[Sequence[str]]
-    ) -> list[str]:
-        """Return greedy continuations of prompts."""
-        texts: list[str | None] = [None] * len(prompts)
+    def _continue(self, batch: _PromptBatch, stops: Sequence[Sequence[str]]) -> list[str]:
+        """Return the greedy continuations of a batch, each up to one of its stop texts."""
+        texts: list[str | None] = [None] * len(batch.ids)
 
         def ended(row: int, ids: Sequence[int]) -> bool:
             texts[row] = self._ended(ids, stops[row])
             return texts[row] is not None
 
-        if self._shards_dense:
-            added = self._continue_in_whole_passes(prompts, n_tokens, ended)
-        else:
-            added = self._decoder.generate(prompts, n_tokens=n_tokens, ended=ended)
+        added = self._decoder.generate(batch.ids, n_tokens=batch.n_tokens, ended=ended)
         return [
             self.tokenizer.decode(ids) if text is None else text
             for ids, text in zip(added, texts, strict=True)
         ]
-
-    def _continue_in_whole_passes(
-        self, prompts: list[list[int]], n_tokens: int, ended: Callable[[int, Sequence[int]], bool]
-    ) -> list[list[int]]:
-        """Return what is added to prompts greedily, for parameters that only passes gather."""
-        added = [list[int]() for _ in prompts]
-        waiting = set(range(len(prompts)))
-        with only_forward(self.model):
-            for _ in range(n_tokens):
-                rows = [[*prompt, *more] for prompt, more in zip(prompts, added, strict=True)]
-                width = max(map(len, rows))
-                padded = [[*row, *[_PADDING] * (width - len(row))] for row in rows]
-                last = [len(row) - 1 for row in rows]
-                with device.autocast(bf16=self.bf16, device=self.here):
-                    read = torch.tensor(padded, device=self.here)
-                    likeliest = self._logits(read, list(range(len(rows))), last).argmax(-1).tolist()
-                for row in sorted(waiting):
-                    added[row].append(likeliest[row])
-                    if ended(row, added[row]):
-                        waiting.discard(row)
-                if not waiting:
-                    break
-        return added
 
     @cached_property
     def _decoder(self) -> Decoder:
@@ -311,9 +300,7 @@ def text_model(
             "its data have words of their own and no tokenizer for text, so suites and questions "
             "cannot be asked; evaluate a trial that was trained on text"
         )
-    here = device.pick(device_name, rank=0)
-    bf16 = device.uses_bf16(precision, here)
-    with device.numerics(here, n_threads=torch.get_num_threads(), bf16=bf16):
+    with device.for_inference(device_name, precision) as (here, bf16):
         yield TextModel(
             model=trained.build(here),
             tokenizer=trained.tokenizer,

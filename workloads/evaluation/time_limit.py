@@ -11,7 +11,7 @@ class OutOfTime(Exception):
     """An evaluation has used its time."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TimeLimit:
     """When an evaluation has to stop; made when it starts.
 
@@ -24,7 +24,7 @@ class TimeLimit:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_start", self.clock())
+        self._start = self.clock()
 
     def between_passes(self) -> None:
         """Look at the clock.
@@ -45,5 +45,4 @@ class TimeLimit:
             raise OutOfTime
 
     def _is_over(self) -> bool:
-        start: float = self._start  # type: ignore[attr-defined]
-        return self.clock() - start > self.seconds
+        return self.clock() - self._start > self.seconds

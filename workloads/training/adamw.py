@@ -50,8 +50,9 @@ class Optimizer:
             ValueError: If `table_optimizer` is not adamw and a memory value is no row of a
                 `MemoryTable`; if it is adamw and a table lies in host memory.
         """
+        self._mesh = mesh or Mesh()
         groups = group_parameters(model)
-        self.tables = _table_optimizer(model, groups[VALUES], config, mesh, seed=seed)
+        self.tables = _table_optimizer(model, groups[VALUES], config, self._mesh, seed=seed)
         if self.tables is not None:
             groups[VALUES] = []
         name_of = {parameter: name for name, parameter in model.named_parameters()}
@@ -59,7 +60,6 @@ class Optimizer:
         """Of the parameters, in the order in which the optimizer's state numbers them."""
         self._dense = LocalParameters(p for parameters in groups.values() for p in parameters)
         groups = {name: [*map(self._dense.of, kept)] for name, kept in groups.items()}
-        self._mesh = mesh or Mesh()
         self._parts = {p for name, p in model.named_parameters() if name in table_shards(model)}
         decay = {
             VALUES: config.value_weight_decay,
@@ -230,7 +230,7 @@ def _table_optimizer(
     model: nn.Module,
     values: list[nn.Parameter],
     config: TrainConfig,
-    mesh: Mesh | None,
+    mesh: Mesh,
     *,
     seed: int,
 ) -> TableOptimizer | None:

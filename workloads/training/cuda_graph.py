@@ -45,7 +45,7 @@ def capture_if_possible(step: TrainStep, *, bf16: bool) -> "TrainStep | Captured
     experts where these run one after another (`kernels/grouped_mm.py`), or for what other ranks
     say there (`ranks_wait_for_host`).
     """
-    if step.optimizer.tables is not None and step.has_micro_batches:
+    if step.optimizer.tables is not None and step.passes > 1:
         return step
     if waits_for_host(step.model, bf16=bf16) or ranks_wait_for_host(step):
         return step

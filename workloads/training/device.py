@@ -17,6 +17,8 @@ from workloads.field_error import FieldError
 MAX_CPU_LOGITS = 6_000_000
 """Logits of one forward pass on a CPU: 24 MB, reusable memory that mostly fits a cache. See
 `_keep_freed_memory`."""
+MAX_LOGITS = {"cpu": MAX_CPU_LOGITS, "cuda": 2**28}
+"""Logits of one forward pass of an evaluation; bounds memory (fp32 on a GPU: 1 GiB)."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -97,6 +99,20 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
         torch.set_float32_matmul_precision(before[1])
         torch.use_deterministic_algorithms(before[2])
         deterministic.fill_uninitialized_memory = before[3]
+
+
+@contextmanager
+def for_inference(name: str, precision: str) -> Iterator[tuple[torch.device, bool]]:
+    """Set the numerics for a trained model; yield its device, and whether it computes in bf16.
+
+    Args:
+        name: auto, cpu or cuda.
+        precision: auto, fp32 or bf16, as in training.
+    """
+    here = pick(name, rank=0)
+    bf16 = uses_bf16(precision, here)
+    with numerics(here, n_threads=torch.get_num_threads(), bf16=bf16):
+        yield here, bf16
 
 
 @contextmanager

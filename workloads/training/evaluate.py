@@ -7,7 +7,7 @@ not depend on how many ranks there are beyond the order of a sum.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,15 +20,12 @@ from workloads.distributed.local_part import is_sharded
 from workloads.distributed.process_group import RankGroup
 from workloads.sharding.fsdp import only_forward
 from workloads.sharding.table_shard import table_shards
-from workloads.training.device import MAX_CPU_LOGITS
+from workloads.training.device import MAX_LOGITS
 
-_BATCH_LOGITS = {"cpu": MAX_CPU_LOGITS, "cuda": 2**28}
-"""Logits of one forward pass; bounds memory (fp32 on a GPU: 1 GiB)."""
 _PADDING = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recall:
+class _Recall(NamedTuple):
     """Result of one probe, one entry per fact."""
 
     exact: NDArray[np.bool_]
@@ -67,7 +64,7 @@ def evaluate(
             )
             metrics = _held_out(reader, corpus, seq_len=seq_len)
             for probe in corpus.probes:
-                recall = recall_of(reader, probe)
+                recall = _recall(reader, probe)
                 metrics[f"recall/{probe.name}/exact_match"] = float(recall.exact.mean())
                 metrics[f"recall/{probe.name}/answer_nll"] = float(recall.nll.mean())
                 if probe.counts_as_knowledge:
@@ -105,7 +102,7 @@ class _Reader:
         self.world, self.device, self._progress = world, device, progress
         self._model, self._autocast = model, autocast
         self._runs_together = bool(table_shards(model)) or any(map(is_sharded, model.parameters()))
-        self._batch_tokens = max(1, _BATCH_LOGITS[device.type] // vocab_size)
+        self._batch_tokens = max(1, MAX_LOGITS[device.type] // vocab_size)
 
     def logits(self, tokens: NDArray[np.int64]) -> Tensor:
         """Return logits (rows, length, vocab_size) of token rows (rows, length)."""
@@ -167,7 +164,7 @@ def _held_out(reader: _Reader, corpus: Corpus, *, seq_len: int) -> dict[str, flo
     return metrics
 
 
-def recall_of(reader: _Reader, probe: ProbeSet) -> Recall:
+def _recall(reader: _Reader, probe: ProbeSet) -> _Recall:
     """Measure one probe in one teacher-forced pass per row.
 
     Exact match needs no decoding loop. If every answer token is the argmax given the true tokens
@@ -189,7 +186,7 @@ def recall_of(reader: _Reader, probe: ProbeSet) -> Recall:
         nll[batch], exact[batch] = batch_nll, batch_exact
     nll, exact = reader.totals(nll), reader.totals(exact)
     canonical = np.unique(probe.facts, return_index=True)[1]
-    return Recall(exact=np.maximum.reduceat(exact, canonical) > 0.5, nll=nll[canonical])
+    return _Recall(exact=np.maximum.reduceat(exact, canonical) > 0.5, nll=nll[canonical])
 
 
 def _answers(

@@ -1,25 +1,13 @@
 """Peak memory of training on one rank, in closed form and by category."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from workloads.accounting.counts import Components, ParamCount, Precision
-from workloads.kernels.table_update.op import keeps_sums
-from workloads.kernels.table_update.update_rules import new_state
-from workloads.layers.memory.lookup_grad import sums_bytes
-from workloads.layers.memory.sparse_gradient import REDUCED_FROM
-from workloads.layers.memory.table import TableComponent
 from workloads.layers.modules.linear import VocabularyComponent
-from workloads.layers.modules.usage_stats import MemoryUsage
-from workloads.sharding.column_parallel import split_columns
 from workloads.sharding.materialise import Layout
 from workloads.training.config import TrainConfig
-from workloads.training.row_prefetch import N_COPIES
-from workloads.training.table_optimizer import READ_AS, RULE_OF, prefetches
+from workloads.training.table_memory import table_memory
 
 TEMPORARIES = 0.2
 """Share of the activations added for temporaries.
@@ -29,11 +17,6 @@ memory_plus at d64, 1m and 10m with 2,048 to 8,192 tokens: the estimate is 0.96 
 (0.82 to 0.90 without this share). Peak of the allocator on an H200, both at 10m and 134m with
 16,384 tokens: 1.23 to 1.28 of the peak in fp32 and 1.25 to 1.54 in bf16, because fused norms there
 keep less; too much rather than too little."""
-
-SORTED_READ_BYTES = 39
-"""Per read, what sorting the reads for an update takes beside them: the peaks of docs/kernels.md,
-"table_update", less table, state and reads. They include the products of the bags, so it is at most
-this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,71 +138,41 @@ def training_memory(
         activation_checkpointing: Whether blocks run again for the backward pass.
     """
     count = config.param_count(vocab_size)
-    tables = [
-        (n, component)
-        for n, component in config.components(vocab_size)
-        if n and isinstance(component, TableComponent)
-    ]
-    # The most loaded rank has the largest part of every table.
-    largest = [
-        (n, table, _largest_shard(table, memory_ranks, memory_layout)) for n, table in tables
-    ]
-    # What lies on the rank throughout: dense parameters, tables, and what optimizers keep of both.
     held, copied, gathered = _dense_shares(
         count,
         config.n_layers,
         ranks if dense_sharded else 1,
         checkpointed=activation_checkpointing,
     )
-    values, gradients, state = _table_bytes(largest, train, ranks=ranks, on_host=tables_on_host)
-    # What a forward pass keeps for its backward pass, a token.
-    kept = checkpointed_activations if activation_checkpointing else _activations
-    activations = kept(config, vocab_size, train.seq_len, precision=precision)
-    reads = sum(n * table.reads for n, table in tables)
-    if memory_ranks > 1:
-        # Ids and weights of the other ranks' reads, and its own ids as they were sent.
-        activations += (8 * (memory_ranks - 1) + 4) * reads
-
-    # AdamW's gradient of a table is dense; the other rules keep the reads of a step instead.
-    deferred, fetched, held_rows = _Deferred(), 0.0, 0
-    if train.table_optimizer == "adamw" and memory_ranks == 1 and not tables_on_host:
-        copied += sum(n * prod(shape) for n, table, shape in largest if table.hashed)
-    if train.table_optimizer != "adamw":
-        deferred = _deferred_gradients(
-            largest,
-            train,
-            micro_batch_tokens=micro_batch_tokens,
-            ranks=ranks,
-            memory_ranks=memory_ranks,
-        )
-        if tables_on_host:
-            fetched, held_rows = _rows_on_device(
-                tables, train, micro_batch_tokens=micro_batch_tokens, ranks=ranks
-            )
+    tables = table_memory(
+        config.components(vocab_size),
+        train,
+        micro_batch_tokens=micro_batch_tokens,
+        ranks=ranks,
+        memory_ranks=memory_ranks,
+        memory_layout=memory_layout,
+        on_host=tables_on_host,
+    )
+    if activation_checkpointing:
+        kept = checkpointed_activations(config, vocab_size, train.seq_len, precision=precision)
+    else:
+        kept = config.activation_bytes_per_token(vocab_size, train.seq_len, precision=precision)
     return TrainingMemory(
         # In fp32: value, gradient, two moments.
-        parameters=4 * held + values,
-        gradients=4 * held + gradients,
-        optimizer_state=8 * held + state,
-        weight_copies=2 * copied if precision == "bf16" else 0,
-        activations=activations * micro_batch_tokens,
-        fetched_rows=fetched,
-        held_rows=held_rows,
-        own_reads=deferred.own,
-        all_reads=deferred.all,
-        sorting=deferred.sorting,
-        # Use is counted by row on the device, wherever the rows themselves lie.
-        usage=int(MemoryUsage.BYTES_PER_ROW * sum(n * table.usage_rows for n, table in tables)),
-        recording=MemoryUsage.RECORDING_BYTES_PER_ROW
-        * max((table.n_rows for _, table in tables), default=0),
+        parameters=4 * held + tables.values,
+        gradients=4 * held + tables.gradients,
+        optimizer_state=8 * held + tables.optimizer_state,
+        weight_copies=2 * (copied + tables.read_whole) if precision == "bf16" else 0,
+        activations=(kept + tables.exchanged_per_token) * micro_batch_tokens,
+        fetched_rows=tables.fetched_rows,
+        held_rows=tables.held_rows,
+        own_reads=tables.own_reads,
+        all_reads=tables.all_reads,
+        sorting=tables.sorting,
+        usage=tables.usage,
+        recording=tables.recording,
         gathered=gathered,
     )
-
-
-def _activations(
-    config: Trainable, vocab_size: int, seq_len: int, *, precision: Precision
-) -> float:
-    return config.activation_bytes_per_token(vocab_size, seq_len, precision=precision)
 
 
 def checkpointed_activations(
@@ -238,113 +191,8 @@ def checkpointed_activations(
         else:
             heaviest += -(-n // config.n_layers) * kept
     checkpointed = outside + heaviest + 4.0 * config.d_model * config.n_layers
-    return min(checkpointed, _activations(config, vocab_size, seq_len, precision=precision))
-
-
-@dataclass(frozen=True)
-class _Deferred:
-    """Bytes of deferred gradients: `own_reads`, `all_reads` and `sorting` of `TrainingMemory`."""
-
-    own: int = 0
-    all: int = 0
-    sorting: int = 0
-
-    def __add__(self, other: "_Deferred") -> "_Deferred":
-        return _Deferred(self.own + other.own, self.all + other.all, self.sorting + other.sorting)
-
-
-def _deferred_gradients(
-    tables: Sequence[tuple[int, TableComponent, tuple[int, int]]],
-    train: TrainConfig,
-    *,
-    micro_batch_tokens: int,
-    ranks: int,
-    memory_ranks: int,
-) -> _Deferred:
-    """Return what the gradients of tables take: how many of each, and the largest shard's shape."""
-    parts = [
-        # Of a row that ranks share by columns, each keeps its columns.
-        _deferred(
-            replace(table, width=width),
-            rows=rows,
-            element_bytes=READ_AS[train.table_precision].itemsize,
-            norm_first=train.table_clip == "exact" or train.table_optimizer == "rowwise",
-            batch_tokens=train.batch_tokens,
-            micro_batch_tokens=micro_batch_tokens,
-            ranks=ranks,
-            memory_ranks=memory_ranks,
-        )
-        for n, table, (rows, width) in tables
-        for _ in range(n)
-    ]
-    return sum(parts, start=_Deferred())
-
-
-def _deferred(
-    table: TableComponent,
-    *,
-    rows: int,
-    element_bytes: int,
-    norm_first: bool,
-    batch_tokens: int,
-    micro_batch_tokens: int,
-    ranks: int,
-    memory_ranks: int,
-) -> _Deferred:
-    """Return what one table's gradient takes, kept as its lookups until they exceed their sums."""
-
-    def sorting(n_reads: int, element_bytes: int) -> int:
-        kept = norm_first and keeps_sums(n_reads, rows, element_bytes=element_bytes)
-        return SORTED_READ_BYTES * n_reads + (4 * rows * table.width if kept else 0)
-
-    # A shard has the reads of all ranks that hold the table together. By rows this is a bound: all
-    # of them could read from this rank.
-    per_token = table.sparse_gradient_bytes_per_token(element_bytes=element_bytes) * memory_ranks
-    share = -(-batch_tokens // ranks)
-    pass_tokens = min(share, micro_batch_tokens)
-    one_pass = pass_tokens * per_token
-    sums = sums_bytes(rows, table.width)
-    if share * per_token - one_pass <= REDUCED_FROM * sums:
-        return _Deferred(
-            own=share * per_token,
-            all=batch_tokens * per_token // memory_ranks,
-            sorting=sorting(table.reads * batch_tokens, element_bytes),
-        )
-    holders = ranks // memory_ranks
-    return _Deferred(
-        # Lookups that just exceed the limit, those of one layer sorted, two sums that are added.
-        own=one_pass
-        + SORTED_READ_BYTES * table.bag_size * pass_tokens * memory_ranks
-        + (REDUCED_FROM + 3) * sums,
-        all=sums * holders,
-        sorting=sorting(rows * holders, 4),
-    )
-
-
-def _rows_on_device(
-    tables: Sequence[tuple[int, TableComponent]],
-    train: TrainConfig,
-    *,
-    micro_batch_tokens: int,
-    ranks: int,
-) -> tuple[float, int]:
-    """Return `fetched_rows` and `held_rows` of tables in the host's memory, how many of each."""
-    dtype = READ_AS[train.table_precision]
-    master = train.table_precision == "bf16_master"
-    fetched, held = 0.0, 0
-    for n, table in tables:
-        if prefetches(train.table_optimizer, by_token=table.by_token, ranks=ranks):
-            row = torch.empty(1, table.width, dtype=dtype, device="meta")
-            state = new_state(RULE_OF[train.table_optimizer], row, master=master)
-            row_bytes = 4 + row.nbytes + sum(each.nbytes for each in state.values())
-            room = min(table.n_rows, table.reads * train.batch_tokens)
-            held += n * N_COPIES * room * row_bytes
-        elif micro_batch_tokens:
-            read = table.bytes_per_token(
-                batch_tokens=micro_batch_tokens, element_bytes=dtype.itemsize
-            )
-            fetched += n * read["memory_values"] * micro_batch_tokens
-    return fetched, held
+    whole = config.activation_bytes_per_token(vocab_size, seq_len, precision=precision)
+    return min(checkpointed, whole)
 
 
 def _dense_shares(
@@ -365,41 +213,3 @@ def _dense_shares(
     # that is not compiled makes them anew (`sharding/autocast_recompute.py`).
     copied = count.head + block if checkpointed else dense - count.embedding
     return -(-dense // ranks), copied, 8 * outside + 16 * block
-
-
-def _table_bytes(
-    tables: Sequence[tuple[int, TableComponent, tuple[int, int]]],
-    train: TrainConfig,
-    *,
-    ranks: int,
-    on_host: bool,
-) -> tuple[int, int, int]:
-    """Return bytes of the tables' values, gradients and optimizer state.
-
-    Of each: how many, and the largest shard's shape. With `on_host`, what stays on the device:
-    numbers kept per row, of tables whose rows are not prefetched.
-    """
-    if train.table_optimizer == "adamw":
-        values = sum(n * prod(shape) for n, _, shape in tables)
-        return 4 * values, 4 * values, 8 * values
-    values = state = 0
-    for n, component, shape in tables:
-        table = torch.empty(shape, dtype=READ_AS[train.table_precision], device="meta")
-        kept = new_state(
-            RULE_OF[train.table_optimizer], table, master=train.table_precision == "bf16_master"
-        )
-        prefetched = prefetches(train.table_optimizer, by_token=component.by_token, ranks=ranks)
-        values += 0 if on_host else n * table.nbytes
-        state += n * sum(
-            tensor.nbytes
-            for tensor in kept.values()
-            if not (on_host and (prefetched or tensor.shape == table.shape))
-        )
-    return values, 0, state
-
-
-def _largest_shard(table: TableComponent, memory_ranks: int, layout: Layout) -> tuple[int, int]:
-    """Return rows and columns of the largest shard of a table."""
-    if layout == "rows":
-        return -(-table.n_rows // memory_ranks), table.width
-    return table.n_rows, max(map(len, split_columns(table.width, memory_ranks)))

@@ -51,8 +51,8 @@ class HostEvent:
 class PhaseTimer:
     """Times the phases of the steps that are asked for.
 
-    Phases follow one another: each lasts to the next `begin`, the last to `end`. A phase that comes
-    several times in a step counts with the sum.
+    Phases follow one another: each lasts to the next `begin`, the last to `begin(None)`. A phase
+    that comes several times in a step counts with the sum.
     """
 
     def __init__(self, new_event: Callable[[], Event] | None = None) -> None:

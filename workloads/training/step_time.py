@@ -21,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -156,7 +156,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("device", "n_threads", "ranks", "micro_batch_tokens", "compile")
+    names = [one.name for one in fields(Setting)]
     times = time_steps(
         request["models"],
         request["train"],
@@ -180,9 +180,8 @@ def fresh_step(
     *,
     vocab_size: int,
     here: torch.device,
-    rows: int,
+    passes: int,
     autocast: Autocast,
-    share: int | None = None,
     compiled: bool = False,
 ) -> TrainStep:
     """Return the optimizer step of a freshly built model.
@@ -192,21 +191,17 @@ def fresh_step(
         config: Optimizer and batch.
         vocab_size: Token ids.
         here: Where it trains.
-        rows: Sequences per forward pass at most.
+        passes: Forward passes of a step.
         autocast: Precision of the forward passes.
-        share: Sequences of the batch that it is given; None is all.
         compiled: Whether blocks and loss run compiled.
     """
-    share = share or config.sequences_per_step
     with here:
         model = architecture.build(vocab_size)
     initialise(model, 0)
     return TrainStep(
         model.train(),
         config,
-        rows=rows,
-        # Said, so that a step of one pass is captured whatever updates its tables.
-        passes=-(-share // rows),
+        passes=passes,
         autocast=autocast,
         compiled=compiled,
     )
@@ -224,14 +219,14 @@ def _step(
     """Return what trains a freshly built model for one step."""
     micro, compiled = setting.micro_batch_tokens, setting.compile and here.type == "cuda"
     share = max(1, config.sequences_per_step // setting.ranks)
+    rows = rows_per_pass(config, micro_batch_tokens=micro, vocab_size=vocab_size, here=here)
     fresh = fresh_step(
         section_config("workloads.architectures", "architecture", model_section),
         config,
         vocab_size=vocab_size,
         here=here,
-        rows=rows_per_pass(config, micro_batch_tokens=micro, vocab_size=vocab_size, here=here),
+        passes=-(-share // rows),
         autocast=partial(device.autocast, bf16=bf16, device=here),
-        share=share,
         compiled=compiled,
     )
     generator = torch.Generator().manual_seed(0)

@@ -24,7 +24,8 @@ from workloads.layers.memory.table import MemoryTable
 from workloads.layers.memory.token_reads import token_readers
 from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.training.config import TrainConfig
-from workloads.training.row_prefetch import VALUES, RowPrefetch, Rows
+from workloads.training.prefetched_rows import VALUES, Rows
+from workloads.training.row_prefetch import RowPrefetch
 
 RULE_OF: Mapping[str, Kind] = {
     "deferred_adamw": "adamw",

@@ -247,7 +247,6 @@ def _step(
         model.train(),
         config,
         mesh,
-        rows=chosen.rows,
         passes=passes,
         autocast=plan.autocast,
         seed=job.seed,

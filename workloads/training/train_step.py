@@ -48,8 +48,7 @@ class TrainStep:
         config: TrainConfig,
         mesh: Mesh | None = None,
         *,
-        rows: int,
-        passes: int | None = None,
+        passes: int,
         autocast: Autocast,
         seed: int = 0,
         compiled: bool = False,
@@ -62,8 +61,7 @@ class TrainStep:
             model: In training mode; its parameters stay where they are.
             config: Optimizer and batch.
             mesh: None is one rank alone.
-            rows: Sequences per forward pass at most.
-            passes: Forward passes of a step; None is as few as `rows` allows (`even_passes`).
+            passes: Forward passes of a step (`even_passes`).
             autocast: Precision of the forward passes.
             seed: Of the stochastic rounding of tables in bf16.
             compiled: Whether blocks and loss run compiled (`compilation.py`).
@@ -74,11 +72,11 @@ class TrainStep:
         Raises:
             ValueError: If the optimizer does not fit the model (`Optimizer`).
         """
-        mesh = mesh or Mesh()
+        self.mesh = mesh = mesh or Mesh()
         self.model = model
         self.optimizer = Optimizer(model, config, mesh, seed=seed)
         self._gradients = GradientAllReduce(model, mesh, without=self.optimizer.deferred)
-        self.mesh, self._autocast = mesh, autocast
+        self._autocast = autocast
         self.phases = phases or PhaseTimer()
         self._loss = plain_loss
         if compiled:
@@ -87,14 +85,9 @@ class TrainStep:
         if activation_checkpointing:
             checkpoint_blocks(model)
         self._batch_tokens = config.batch_tokens
-        self._rows, self._passes = rows, passes
+        self.passes = passes
         # With equal shares no rank must ask how many bags the others look up.
         self.equal_shares = config.sequences_per_step % mesh.world.size == 0
-
-    @property
-    def has_micro_batches(self) -> bool:
-        """Whether a step may take more than one forward pass."""
-        return self._passes != 1
 
     def __call__(
         self,
@@ -151,8 +144,7 @@ class TrainStep:
                 self.model,
                 windows,
                 batch_tokens=self._batch_tokens,
-                rows=self._rows,
-                passes=self._passes,
+                passes=self.passes,
                 autocast=self._autocast,
                 between=self.optimizer.reduce_lookups,
                 before_last=self._gradients.start,
@@ -176,9 +168,8 @@ def accumulate_gradients(
     windows: Int64[Tensor, "sequences seq_len+1"],
     *,
     batch_tokens: int,
-    rows: int,
+    passes: int,
     autocast: Autocast,
-    passes: int | None = None,
     between: Callable[[], None] = lambda: None,
     before_last: Callable[[], None] = lambda: None,
     loss: SummedLoss | None = None,
@@ -194,16 +185,15 @@ def accumulate_gradients(
         model: Called once per micro-batch.
         windows: Inputs and, one position later, targets.
         batch_tokens: Targets of the global batch.
-        rows: Sequences per forward pass at most.
+        passes: Forward passes, of micro-batches as even as can be.
         autocast: Precision of the forward passes.
-        passes: Forward passes; None is as few as `rows` allows.
         between: Called after every micro-batch but the last.
         before_last: Called before the backward pass after which no gradient is added.
         loss: Of a micro-batch, summed over its targets; None is `plain_loss`.
         begin_phase: Called with `forward` and `backward` before each pass, and with `optimizer`
             before `between`.
     """
-    parts = windows.tensor_split(passes or -(-len(windows) // rows))
+    parts = windows.tensor_split(passes)
     totals = {"loss": torch.zeros((), device=windows.device)}
     for number, part in enumerate(parts, start=1):
         inputs, targets = part[:, :-1], part[:, 1:]

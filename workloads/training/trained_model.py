@@ -121,12 +121,8 @@ def text_tokenizer(source: Any, corpus: Corpus) -> TextTokenizer | None:
     return tokenizers.load(file, vocab_size=source.vocab_size, separator=source.separator)
 
 
-def load_pretrained(path: Path, *, seq_len: int | None = None) -> TrainedModel:
+def load_pretrained(path: Path) -> TrainedModel:
     """Return the model of a folder in Hugging Face's or Meta's format, with its tokenizer.json.
-
-    Args:
-        path: The folder.
-        seq_len: Longest sequence; None is what the folder says.
 
     Raises:
         ValueError: If the folder holds no model, or one that no architecture here computes.
@@ -140,7 +136,7 @@ def load_pretrained(path: Path, *, seq_len: int | None = None) -> TrainedModel:
         weights=pretrained.weights(),
         tokenizer=tokenizer,
         vocab_size=pretrained.vocab_size,
-        seq_len=seq_len or pretrained.seq_len,
+        seq_len=pretrained.seq_len,
         step=None,
     )
 

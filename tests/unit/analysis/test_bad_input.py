@@ -6,11 +6,11 @@ import pytest
 
 import analysis
 from analysis.fitting.fit_law import fit_law
+from analysis.fitting.residual_groups import check_residual_groups
 from analysis.fitting.synthetic import make_runs
 from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.loss_to_accuracy import Sigmoid
-from analysis.loading.validation import check_residual_groups
 from analysis.scaling.envelope import fit_envelope
 from analysis.scaling.isoflop import fit_isoflop
 

@@ -44,7 +44,7 @@ def tokens_per_epoch(pieces: FactPieces, *, questions_per_fact: int) -> int:
     Exact where all wordings of a relation agree in whether a space precedes an entity, else an
     upper bound.
     """
-    a, lengths = pieces.arrays, pieces.piece_lengths
+    a, lengths = pieces.arrays, pieces.pieces.lengths
     facts, kinds = _documents(pieces, questions_per_fact)
     objects = pieces.answers.values[pieces.answers.offsets[facts]]
     total = len(facts)  # separators

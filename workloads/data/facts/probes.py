@@ -32,7 +32,7 @@ def _probe_set(
     pieces: FactPieces, name: str, facts: NDArray[np.int64], kind: int, at_most: int
 ) -> ProbeSet | None:
     a = pieces.arrays
-    choices = [pieces.wordings_of(r, kind, probing=True) for r in range(len(pieces.relation_names))]
+    choices = [pieces.wordings_of(r, kind, probing=True) for r in range(len(a.wording_range))]
     askable = np.array([len(c) > 0 for c in choices], dtype=np.bool_)
     facts = facts[askable[a.relation[facts]]]
     if not len(facts):
@@ -58,7 +58,6 @@ def _probe_set(
         answers=answers,
         facts=np.array(numbers, dtype=np.int64),
         prior_bits=np.asarray(a.prior_bits[facts]),
-        relations=[pieces.relation_names[r] for r in a.relation[facts]],
         counts_as_knowledge=name == "train_wording",
         scale=population / len(facts),
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from workloads.data.readers.lines import file_format, json_rows, numbered_lines
+from workloads.data.readers.lines import JSON_LINES, file_format, json_rows, numbered_lines
 from workloads.data.readers.problems import Problems
 
 QA_TRAIN, QA_TEST = "qa_train", "qa_test"
@@ -128,7 +128,7 @@ def unit_hash(text: str, purpose: str) -> float:
 
 def _guess_layout(path: Path) -> Literal["tsv", "csv", "jsonl"]:
     kind = file_format(path)
-    if kind in ("jsonl", "json", "ndjson"):
+    if kind in JSON_LINES:
         return "jsonl"
     return "csv" if kind == "csv" else "tsv"
 

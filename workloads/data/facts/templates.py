@@ -42,7 +42,6 @@ class Wording:
 class RelationWordings:
     """Everything that is ever said about one relation."""
 
-    name: str
     train: tuple[Wording, ...]
     heldout: tuple[Wording, ...]
     questions: tuple[Wording, ...]
@@ -75,7 +74,6 @@ def generic_wordings(name: str) -> RelationWordings:
     """Return wordings made from nothing but the relation's name."""
     name = name.replace("_", " ").replace("{", "(").replace("}", ")")
     return RelationWordings(
-        name=name,
         train=tuple(
             map(
                 split_wording,
@@ -124,7 +122,7 @@ def _relation_wordings(
             f"{entry!r}",
             "see the format of relation templates",
         )
-        return RelationWordings(name=relation, train=(), heldout=(), questions=())
+        return RelationWordings(train=(), heldout=(), questions=())
     texts: dict[str, list[str]] = {}
     for key in ("train_statements", "heldout_statements", "questions"):
         value = entry.get(key, [])
@@ -154,7 +152,6 @@ def _relation_wordings(
             "keep it in one list",
         )
     return RelationWordings(
-        name=str(entry.get("relation") or relation),
         train=train,
         heldout=tuple(map(split_wording, texts["heldout_statements"])),
         questions=tuple(map(split_question, texts["questions"])),

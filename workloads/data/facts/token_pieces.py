@@ -1,13 +1,11 @@
 """Tokenised pieces of facts and templates, to assemble documents and prompts.
 
 Files of a folder: `pieces` (ragged tokens; piece 0 is the separator alone), `answers` (ragged
-object numbers per fact), flat arrays per fact and per wording, `relations.json`, `tokenizer.json`.
+object numbers per fact), flat arrays per fact and per wording, `tokenizer.json`.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +58,6 @@ class FactPieces:
     pieces: Ragged
     answers: Ragged
     arrays: FactArrays
-    relation_names: Sequence[str]
 
     @classmethod
     def load(cls, folder: Path) -> "FactPieces":
@@ -70,7 +67,6 @@ class FactPieces:
             pieces=Ragged.load(folder, "pieces"),
             answers=Ragged.load(folder, "answers"),
             arrays=FactArrays(**arrays),
-            relation_names=json.loads((folder / "relations.json").read_text(encoding="utf-8")),
         )
 
     def save(self, folder: Path) -> None:
@@ -79,13 +75,6 @@ class FactPieces:
         self.answers.save(folder, "answers")
         for f in fields(FactArrays):
             np.save(folder / f"{f.name}.npy", getattr(self.arrays, f.name))
-        names = json.dumps(list(self.relation_names), ensure_ascii=False)
-        (folder / "relations.json").write_text(names, encoding="utf-8")
-
-    @cached_property
-    def piece_lengths(self) -> NDArray[np.int64]:
-        """Tokens of every piece."""
-        return self.pieces.lengths
 
     def rows(
         self,
@@ -178,7 +167,6 @@ def build_pieces(
         pieces=Ragged.of(_tokenise([*pieces], tokenizer), token_dtype(vocab_size)),
         answers=Ragged.of(answers, np.int64),
         arrays=arrays,
-        relation_names=[wordings[relation].name for relation in relations],
     )
 
 

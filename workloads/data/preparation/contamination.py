@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from workloads.data.cache import file_sha256
 from workloads.data.preparation.ngrams import CONTAMINATED_SHARE, NGRAM_WORDS, ngram_hashes
-from workloads.data.readers.lines import file_format, json_rows, numbered_lines
+from workloads.data.readers.lines import JSON_LINES, file_format, json_rows, numbered_lines
 from workloads.data.readers.problems import Problems
 
 _ITEM_FIELDS = ("question", "prompt", "context", "sentence", "text")
@@ -76,7 +76,7 @@ def write_report(
 
 
 def _items(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
-    if file_format(path) not in ("jsonl", "json", "ndjson"):
+    if file_format(path) not in JSON_LINES:
         yield from ((n, text) for n, text in numbered_lines(path, problems) if text.strip())
         return
     for line, row in json_rows(path, problems):

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from workloads.data.readers.lines import (
+    JSON_LINES,
     InputFile,
     file_format,
     json_rows,
@@ -16,8 +17,7 @@ from workloads.data.readers.problems import Problems
 PLAIN_DOCUMENT_CHARS = 4_096
 """Plain text is cut into documents of at least this many characters."""
 _LONGEST_PLAIN_CHARS = 16 * PLAIN_DOCUMENT_CHARS
-_JSON_LINES = ("jsonl", "json", "ndjson")
-TEXT_FORMATS = (*_JSON_LINES, "parquet", "txt")
+TEXT_FORMATS = (*JSON_LINES, "parquet", "txt")
 """What is taken from a folder."""
 
 
@@ -48,7 +48,7 @@ def documents(paths: Sequence[InputFile], *, text_field: str, problems: Problems
     """
     for path in paths:
         kind = file_format(path)
-        if kind in _JSON_LINES:
+        if kind in JSON_LINES:
             yield from _jsonl(path, text_field, problems)
         elif kind == "parquet":
             yield from _parquet(path, text_field, problems)
@@ -64,7 +64,7 @@ def is_plain(path: InputFile) -> bool:
 def what_separates(path: InputFile) -> str:
     """Return what separates the documents of a file, for a message."""
     kind = file_format(path)
-    if kind in _JSON_LINES:
+    if kind in JSON_LINES:
         return "each line is one document"
     if kind == "parquet":
         return "each row is one document"

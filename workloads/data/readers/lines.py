@@ -10,6 +10,8 @@ from typing import IO, Any, Literal, Protocol, cast
 
 from workloads.data.readers.problems import Problems
 
+JSON_LINES = ("jsonl", "json", "ndjson")
+"""Formats (`file_format`) of a JSON object per line."""
 MAX_LINE_BYTES = 1 << 26
 """A longer line is no document: most likely the file has no line ends."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -71,15 +73,11 @@ def numbered_lines(path: InputFile, problems: Problems) -> Iterator[tuple[int, s
                         "convert the file, for example with iconv -t UTF-8",
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        problems.add_damage(
-            path, number + 1, f"damaged gzip stream ({error})", "copy the file again"
-        )
+        problems.add_damage(path, number + 1, f"damaged gzip stream ({error})")
     except OSError as error:
         if path.suffix != ".zst" or error.errno is not None:
             raise  # the storage's, not the file's
-        problems.add_damage(
-            path, number + 1, f"damaged zstd stream ({error})", "copy the file again"
-        )
+        problems.add_damage(path, number + 1, f"damaged zstd stream ({error})")
 
 
 def _open(path: InputFile, problems: Problems) -> IO[bytes] | None:

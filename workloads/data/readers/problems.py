@@ -1,7 +1,7 @@
 """Errors in input files, collected with their places and raised together."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 SHOWN = 20
@@ -48,14 +48,14 @@ class Problems:
             place = f"{file}:{line}" if line is not None else str(file)
             self._shown.append(f"{place}: {message}; {fix}")
 
-    def add_damage(self, file: object, line: int, message: str, fix: str) -> None:
+    def add_damage(self, file: object, line: int, message: str) -> None:
         """Note that a file cannot be read on, in place of its other mistakes, which follow from it.
 
         A damaged stream gives lines of nonsense before its check sum is reached.
         """
         del self._counts[str(file)]
         self._shown = [one for one in self._shown if not one.startswith(f"{file}:")]
-        self.add(file, line, message, fix)
+        self.add(file, line, message, "copy the file again")
 
     def raise_if_any(self) -> None:
         """Raise DataError if anything was added."""
@@ -64,7 +64,7 @@ class Problems:
 
 
 def require_files(
-    named: dict[str, Path | tuple[Path, ...]], expected: str, *, section: str = "data."
+    named: Mapping[str, Path | tuple[Path, ...]], expected: str, *, section: str = "data."
 ) -> None:
     """Raise DataError naming every file that does not exist, with the format that is expected.
 

@@ -192,11 +192,6 @@ class Corpus(EpochCorpus):
     bytes_per_token: float | None = None
     """Tokens are whole words of an invented vocabulary, so there are no bytes to count."""
 
-    def text(self, tokens: NDArray[np.integer]) -> str:
-        """Return the words of some tokens, for people to read."""
-        vocabulary = self.config.layout.vocabulary
-        return " ".join(vocabulary[token] for token in tokens)
-
     def epoch(self, epoch: int, seed: int) -> NDArray[np.int32]:
         """Return all tokens of an epoch, documents shuffled. Does not depend on earlier epochs."""
         config, table = self.config, self.config.layout.table
@@ -402,7 +397,6 @@ def _probe_set(
         answers=[slots[person, of] for person in people for of in value_slots],
         facts=np.arange(len(segments), dtype=np.int64),
         prior_bits=np.tile([layout.prior_bits[a] for a in wordings.ATTRIBUTES], len(people)),
-        relations=list(wordings.ATTRIBUTES) * len(people),
         counts_as_knowledge=name == "train_wording",
         scale=population / len(people),
     )

@@ -10,9 +10,8 @@ streams, and resumed in the file where it was.
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -25,25 +24,22 @@ from workloads.data.corpus import ProbeSet
 from workloads.data.file_hashes import input_sha256, require_still
 from workloads.data.hub_source import PREFIX, HubSource
 from workloads.data.permutation import shuffled
-from workloads.data.preparation.encoder import EncoderSettings, unit_hash
-from workloads.data.preparation.prepare import PrepareRequest, prepare
-from workloads.data.preparation.tokenise import DocumentInput, tokenise
-from workloads.data.readers.documents import documents, expand, is_plain, what_separates
+from workloads.data.preparation.local_text import LocalText, TokenizerChoice, tokenise_files
+from workloads.data.preparation.prepare import prepare
+from workloads.data.preparation.request import PrepareRequest
+from workloads.data.readers.documents import expand, is_plain
 from workloads.data.readers.problems import DataError, Problems, require_files
 from workloads.data.remarks import few_held_out, unused_tokens
 from workloads.data.tiktoken_file import tokenizer_files
 from workloads.data.token_shards import TokenShards
 from workloads.data.token_stream import windows_per_epoch
-from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, saved_tokenizer, train
+from workloads.data.tokenizer import check_vocabulary, saved_tokenizer
 from workloads.field_error import FieldError, PositiveInt, check_fields
 
 _CACHE_VERSION = 1
-_CHECKED_DOCUMENTS = 1_000
 _BYTES_PER_TOKEN_BIT = 0.29
 """UTF-8 bytes a token over log2 of the vocabulary, roughly: by 3.76 bytes a token of Simple English
 Wikipedia with 8,192 tokens."""
-_TELL_EVERY_BYTES = 1 << 28
-"""Of a first reading: a sign of life every few seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +112,17 @@ class Config:
     def _is_remote(self) -> bool:
         texts = (*_listed(self.path), *_listed(self.valid_path))
         return any(text.startswith(PREFIX) for text in texts)
+
+    @property
+    def _local_text(self) -> LocalText:
+        """The text that lies on this machine."""
+        return LocalText(
+            paths=tuple(path for path in _inputs(self.path) if isinstance(path, Path)),
+            valid_paths=tuple(path for path in _inputs(self.valid_path) if isinstance(path, Path)),
+            valid_share=self.valid_share,
+            text_field=self.text_field,
+            max_bytes=self.max_bytes,
+        )
 
     def files(self) -> dict[str, Path | tuple[Path | HubSource, ...]]:
         """Return the input files by field, patterns expanded; of the hub, data sets."""
@@ -205,22 +212,10 @@ class Config:
         """
         del log
         require_files(_local(self.files()), self.FORMAT)
-        problems = Problems()
-        paths, valid_paths = (
-            [path for path in _inputs(given) if isinstance(path, Path)]
-            for given in (self.path, self.valid_path)
-        )
-        n_read = {
-            path: sum(1 for _ in islice(_read(self, (path,), problems), _CHECKED_DOCUMENTS))
-            for path in (*paths, *valid_paths)
-        }
-        if paths:
-            _require_text(paths, sum(map(n_read.__getitem__, paths)), problems)
+        problems, text = Problems(), self._local_text
+        text.check(problems)
         if self.valid_path is None and not self._is_remote and not problems.total:
-            # One alone will be held out.
-            n_first = sum(1 for _ in islice(_train_documents(self, problems), 2))
-            if n_first == 1:
-                problems.add(paths[0], None, *_none_left(self, n_first, paths[0]))
+            text.check_split(problems)
         problems.raise_if_any()
 
     def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
@@ -234,7 +229,7 @@ class Config:
         content = _content(files, cache)
 
         def build(scratch: Path) -> None:
-            (_build_remote if self._is_remote else _build)(self, scratch, log)
+            _build(self, scratch, log)
             require_still(content, _content(files, cache))
 
         key = self._cache_key(content)
@@ -293,16 +288,6 @@ class Corpus:
         return self.valid.evenly_spread(seq_len, at_most_tokens=self.valid_tokens)
 
 
-@dataclass(kw_only=True)
-class _Scan:
-    """What a first reading finds out."""
-
-    n_bytes: int = 0
-    n_documents: int = 0
-    threshold: float = 0.0
-    """Documents whose hash is below are held out; 0 where there is a valid_path."""
-
-
 def _listed(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """Return what is written: one text, several or none."""
     return (spec,) if isinstance(spec, str) else tuple(spec or ())
@@ -337,44 +322,19 @@ def _content(
 
 def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
     """Fill the folder, or go on where an earlier call was killed."""
-    scan = _scan(config, folder, log)
-    tokenizer = _tokenizer(config, scan, folder, log)
-    inputs = [
-        DocumentInput(
-            name="path",
-            read=lambda problems: (text for text, _ in _train_documents(config, problems)),
-            held_out=scan.threshold,
-        )
-    ]
-    if config.valid_path is not None:
-        valid_paths = expand(config.valid_path)
-        inputs.append(
-            DocumentInput(
-                name="valid_path",
-                read=lambda problems: _read(config, valid_paths, problems),
-                held_out=1.0,
-            )
-        )
-    done = tokenise(
-        folder,
-        inputs,
-        EncoderSettings(
-            tokenizer=folder / tokenizer.file_name,
-            separator=tokenizer.separator_text,
-            vocab_size=config.vocab_size,
-        ),
-        log=log,
-        expected_bytes=scan.n_bytes,
+    choice = TokenizerChoice(
+        path=None if config.tokenizer is None else Path(config.tokenizer).expanduser(),
+        separator=config.separator,
+        vocab_size=config.vocab_size,
+        sample_bytes=config.tokenizer_bytes,
     )
-    valid = done.splits["valid"]
-    _note(folder, tokens=valid.tokens, n_bytes=valid.bytes, tokenizer_size=tokenizer.size)
-
-
-def _build_remote(config: Config, folder: Path, log: Callable[[str], None]) -> None:
-    """Fill the folder from data sets of the hub, or go on where an earlier call was killed."""
-    if config.tokenizer is not None:  # too large a one is found out before hours of reading
-        given = Path(config.tokenizer).expanduser()
-        load(given, vocab_size=config.vocab_size, separator=config.separator)
+    if not config._is_remote:
+        valid, tokenizer = tokenise_files(config._local_text, choice, folder, log)
+        size = tokenizer.size
+        _note(folder, tokens=valid.tokens, n_bytes=valid.bytes, tokenizer_size=size)
+        return
+    if choice.path is not None:  # too large a one is found out before hours of reading
+        choice.load(choice.path)
     request = PrepareRequest(
         sources=_listed(config.path),
         out=folder,
@@ -386,9 +346,8 @@ def _build_remote(config: Config, folder: Path, log: Callable[[str], None]) -> N
         tokenizer_bytes=config.tokenizer_bytes,
     )
     manifest = prepare(request, log)
-    valid = manifest.splits["valid"]
-    size = manifest.vocab_size
-    _note(folder, tokens=valid["tokens"], n_bytes=valid["bytes"], tokenizer_size=size)
+    held_out, size = manifest.splits["valid"], manifest.vocab_size
+    _note(folder, tokens=held_out["tokens"], n_bytes=held_out["bytes"], tokenizer_size=size)
 
 
 def _note(folder: Path, *, tokens: int, n_bytes: int, tokenizer_size: int) -> None:
@@ -409,97 +368,3 @@ def _remarks(config: Config, meta: Mapping[str, int]) -> list[str]:
         *unused_tokens(size, vocab_size=config.vocab_size, fix=f"lower data.vocab_size{more}"),
         *few_held_out(meta["valid_tokens"], fix=config._more_held_out),
     ]
-
-
-def _tokenizer(
-    config: Config, scan: _Scan, folder: Path, log: Callable[[str], None]
-) -> TextTokenizer:
-    """Return the tokenizer of the folder, after saving it there if it is the first to ask."""
-    place = saved_tokenizer(folder)
-    if place is not None:
-        return load(place, vocab_size=config.vocab_size, separator=config.separator)
-    if config.tokenizer is None:
-        share = min(1.0, config.tokenizer_bytes / scan.n_bytes)
-        log(f"training a tokenizer on {share * scan.n_bytes / 1e6:,.1f} MB of text")
-        sample = (
-            text
-            for text, place in _train_documents(config)
-            if place >= scan.threshold and unit_hash(text.encode(), "tokenizer") < share
-        )
-        tokenizer = train(sample, vocab_size=config.vocab_size)
-    else:
-        tokenizer = load(
-            Path(config.tokenizer).expanduser(),
-            vocab_size=config.vocab_size,
-            separator=config.separator,
-        )
-    tokenizer.save_in(folder)
-    return tokenizer
-
-
-def _require_text(paths: Sequence[Path], n_documents: int, problems: Problems) -> None:
-    if not n_documents and not problems.total:
-        problems.add(paths[0], None, "holds no text", "give a file with at least one document")
-
-
-def _scan(config: Config, folder: Path, log: Callable[[str], None]) -> _Scan:
-    """Read everything once: find every mistake, the size, and where to cut the held-out part."""
-    record = folder / "scan.json"
-    if record.exists():
-        return _Scan(**json.loads(record.read_text()))
-    problems, scan = Problems(), _Scan()
-    lowest, below, told = 1.0, 0, 0
-    for text, place in _train_documents(config, problems):
-        scan.n_documents += 1
-        scan.n_bytes += len(text.encode())
-        if scan.n_bytes - told >= _TELL_EVERY_BYTES:
-            told = scan.n_bytes
-            log(f"read {scan.n_bytes / 1e6:,.0f} MB of text")
-        lowest = min(lowest, place)
-        below += place < config.valid_share
-    paths = expand(config.path)
-    _require_text(paths, scan.n_documents, problems)
-    if config.valid_path is not None:
-        valid_paths = expand(config.valid_path)
-        n_valid = sum(1 for _ in _read(config, valid_paths, problems))
-        if not n_valid and not problems.total:
-            problems.add(valid_paths[0], None, "holds no text", "give data.valid_path some text")
-    else:
-        # A corpus of few documents may have none below the share: then its lowest one is held out.
-        scan.threshold = config.valid_share if below else float(np.nextafter(lowest, 2.0))
-        below = max(1, below)
-        if below >= scan.n_documents and not problems.total:
-            problems.add(paths[0], None, *_none_left(config, scan.n_documents, paths[0]))
-    problems.raise_if_any()
-    held_out = f", {below:,} of them held out" if config.valid_path is None else ""
-    log(f"{scan.n_documents:,} documents{held_out}, {scan.n_bytes / 1e6:,.1f} MB of text")
-    scratch = folder / "scan.json.tmp"
-    scratch.write_text(json.dumps(asdict(scan)))
-    scratch.replace(record)
-    return scan
-
-
-def _none_left(config: Config, n_documents: int, path: Path) -> tuple[str, str]:
-    """Return what is wrong and what to do where all documents are held out."""
-    number = f"{n_documents:,} document{'s' if n_documents > 1 else ''}"
-    wrong = f"holds {number}, which leaves none to train on"
-    more = "give more text" if config.max_bytes is None else "raise data.max_bytes"
-    if n_documents > 1:
-        return wrong, f"set data.valid_path, lower data.valid_share or {more}"
-    return wrong, f"set data.valid_path or {more}; {what_separates(path)}"
-
-
-def _train_documents(
-    config: Config, problems: Problems | None = None
-) -> Iterator[tuple[str, float]]:
-    """Yield (text, hash in [0, 1)) of the documents of `path` until max_bytes."""
-    n_bytes = 0
-    for text in _read(config, expand(config.path), problems or Problems()):
-        if config.max_bytes is not None and n_bytes >= config.max_bytes:
-            return
-        n_bytes += len(text.encode())
-        yield text, unit_hash(text.encode(), "valid")
-
-
-def _read(config: Config, paths: Sequence[Path], problems: Problems) -> Iterator[str]:
-    return documents(paths, text_field=config.text_field, problems=problems)

@@ -7,6 +7,7 @@ probes and in the validation text only. How texts become tokens:
 `workloads/data/facts/templates.py`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ from workloads.data.token_stream import EpochCorpus, gather_windows
 from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, saved_tokenizer, train
 from workloads.field_error import FieldError, PositiveInt, Share, check_fields
 
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 _CHECKED_STATEMENTS = 500
 _COUNTED_FACTS = 10_000
 """Tokenised at most to estimate the tokens of an exposure. A tokenizer trained on the sample fits
@@ -127,7 +128,7 @@ class Config:
                 fix = "drop it, or columns_as_relations"
                 raise FieldError(name, rule, fix=fix, others=("columns_as_relations",))
 
-    def files(self) -> dict[str, Path | tuple[Path, ...]]:
+    def files(self) -> dict[str, Path]:
         """Return the input files by field."""
         named = {"path": self.path, "templates": self.templates, "tokenizer": self.tokenizer}
         return {name: Path(p).expanduser() for name, p in named.items() if p is not None}
@@ -190,10 +191,7 @@ class Config:
         return corpus
 
     def _content(self, cache: Path) -> dict[str, str]:
-        return {name: content_sha256(path, cache) for name, path in self._single_files().items()}
-
-    def _single_files(self) -> dict[str, Path]:
-        return {name: path for name, path in self.files().items() if isinstance(path, Path)}
+        return {name: content_sha256(path, cache) for name, path in self.files().items()}
 
 
 @dataclass(kw_only=True)
@@ -255,27 +253,7 @@ def _read(
     if merged.copies:
         log(f"{path.name}: copies of earlier rows left out: {merged.copies:,}")
     facts = _selected(config, facts, path, problems)
-    relations = dict.fromkeys(fact.relation for fact in facts)
-    if config.templates is None:
-        names = {fact.relation: fact.relation_name for fact in facts}
-        wordings = {relation: generic_wordings(names[relation]) for relation in relations}
-        log("no templates given: statements and questions are made from the relations' names")
-    else:
-        templates = Path(config.templates).expanduser()
-        wordings = read_wordings(templates, problems)
-        for relation in relations:
-            if wordings and relation not in wordings:
-                count = sum(fact.relation == relation for fact in facts)
-                problems.add(
-                    templates,
-                    None,
-                    f"no templates for relation {relation} ({count:,} facts)",
-                    "add them, or leave it out with data.relations",
-                )
-        for name in ("heldout", "questions"):
-            bare = [r for r in relations if r in wordings and not getattr(wordings[r], name)]
-            if bare and not problems.total:
-                log(f"{templates.name}: no {name} wordings for {', '.join(bare)}; not probed there")
+    wordings = _wordings(config, facts, problems, log)
     problems.raise_if_any()
     guessed = guessing_share(facts)
     if guessed >= _TOLD_GUESSING:
@@ -284,6 +262,35 @@ def _read(
             f"{guessed:.0%} of the facts; recall up to that needs no stored bits"
         )
     return facts, wordings
+
+
+def _wordings(
+    config: Config, facts: list[Fact], problems: Problems, log: Callable[[str], None]
+) -> dict[str, RelationWordings]:
+    """Return the wordings of the facts' relations: from the file of templates, or plain ones."""
+    n_facts = Counter(fact.relation for fact in facts)
+    if config.templates is None:
+        log("no templates given: statements and questions are made from the relations' names")
+        names = {fact.relation: fact.relation_name for fact in facts}
+        return {relation: generic_wordings(names[relation]) for relation in n_facts}
+    path = Path(config.templates).expanduser()
+    wordings = read_wordings(path, problems)
+    if not wordings:
+        return {}
+    for relation, count in n_facts.items():
+        if relation not in wordings:
+            problems.add(
+                path,
+                None,
+                f"no templates for relation {relation} ({count:,} facts)",
+                "add them, or leave it out with data.relations",
+            )
+    if not problems.total:
+        for name in ("heldout", "questions"):
+            bare = [relation for relation in n_facts if not getattr(wordings[relation], name)]
+            if bare:
+                log(f"{path.name}: no {name} wordings for {', '.join(bare)}; not probed there")
+    return wordings
 
 
 def _rows(

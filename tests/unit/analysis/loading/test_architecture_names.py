@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from analysis.loading.validation import check_architecture_names
+from analysis.loading.pooled_architectures import check_architecture_names
 
 NAMES = ["dense", "dense", "moe", "moe"]
 

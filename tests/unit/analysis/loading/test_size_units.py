@@ -70,6 +70,13 @@ def test_active_and_total_parameters_have_one_unit():
         analysis.load({**runs, "active_params": runs["params"] / 4})
 
 
+def test_tokens_alone_have_units_too():
+    """A table without parameters ended in a KeyError."""
+    runs = analysis.load({"tokens": [2.0, 4.0, 8.0], "loss": [3.0, 2.5, 2.2]}, accept={"units"})
+
+    assert "units={'tokens': 1e9} for 2e9 to 8e9" in of_units(runs)[0]
+
+
 def test_a_unit_that_is_still_too_small_is_replaced():
     runs = table(1e9)
 

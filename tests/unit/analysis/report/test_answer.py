@@ -10,7 +10,8 @@ import analysis
 from analysis.fitting.bootstrap import contrast_of_means
 from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.report.advice import advice, seeds_needed
-from analysis.report.answer import AnswerStatus, differences_table, sweep_answer
+from analysis.report.answer import AnswerStatus, sweep_answer
+from analysis.report.difference_tables import differences_table
 from analysis.scaling.best_settings import tuned_settings
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.cost_measures import COST_MEASURES

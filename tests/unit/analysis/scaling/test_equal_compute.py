@@ -3,7 +3,8 @@ import pandas as pd
 import pytest
 
 from analysis.loading.load import load
-from analysis.scaling.equal_compute import equal_flops, higher_is_better, summarise
+from analysis.scaling.configuration_summary import summarise
+from analysis.scaling.equal_compute import equal_flops
 from analysis.scaling.series_curves import name_series
 from analysis.scaling.sweep_summary import fit_sweep
 
@@ -186,8 +187,3 @@ def test_ties_in_flops_prefer_the_same_settings(runs):
 
     assert len(pairs) == 24
     assert not any(pair.baseline.configuration.endswith("x") for pair in pairs)
-
-
-def test_direction_of_outcomes():
-    assert higher_is_better("factual_recall")
-    assert not higher_is_better("loss")

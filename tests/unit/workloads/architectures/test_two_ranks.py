@@ -35,7 +35,7 @@ with process_group.join(rank=rank, size=size, device=torch.device("cpu"), rendez
         for key, tensor in sorted(weights(model).items()):
             digest.update(key.encode() + tensor.numpy().tobytes())
         losses = accumulate_gradients(
-            model, windows[share.start : share.stop], batch_tokens=96, rows=6, autocast=nullcontext
+            model, windows[share.start : share.stop], batch_tokens=96, passes=1, autocast=nullcontext
         )
         gradients = {key: p.grad for key, p in model.named_parameters()}
         world.all_reduce_sum([*losses.values(), *gradients.values()])

@@ -22,6 +22,11 @@ SMALL = {
 }
 
 
+def text_of(corpus, tokens):
+    vocabulary = corpus.config.layout.vocabulary
+    return " ".join(vocabulary[token] for token in tokens)
+
+
 def prepared(**fields) -> Corpus:
     return Config(**{"n_people": 60, **SMALL, **fields}).prepare(Path("unused"))
 
@@ -29,11 +34,11 @@ def prepared(**fields) -> Corpus:
 def documents(corpus: Corpus, stream: np.ndarray) -> list[str]:
     starts = np.flatnonzero(stream == SEPARATOR)
     assert starts[0] == 0
-    return [corpus.text(document[1:]) for document in np.split(stream, starts[1:])]
+    return [text_of(corpus, document[1:]) for document in np.split(stream, starts[1:])]
 
 
 def words(corpus: Corpus, person: int, slots: tuple[int, ...]) -> str:
-    return corpus.text(corpus.slots[person, list(slots)])
+    return text_of(corpus, corpus.slots[person, list(slots)])
 
 
 def sentences(corpus: Corpus, person: int, attribute: str, texts: list[str]) -> list[str]:
@@ -241,15 +246,14 @@ def test_probes_ask_for_the_right_values_in_the_right_kind_of_wording(fields):
     assert [p.name for p in corpus.probes if p.counts_as_knowledge] == ["train_wording"]
     for name, probe in by_name.items():
         assert (probe.facts == np.arange(100)).all()
-        assert list(probe.relations) == list(wordings.ATTRIBUTES) * 20
         population = config.n_people - (config.n_asked if name == "question" else 0)
         assert probe.scale * 20 == population
         for row, (prompt, answer) in enumerate(zip(probe.prompts, probe.answers, strict=True)):
-            attribute = probe.relations[row]
-            text = corpus.text(prompt[1:])
+            attribute = wordings.ATTRIBUTES[row % len(wordings.ATTRIBUTES)]
+            text = text_of(corpus, prompt[1:])
             assert prompt[0] == SEPARATOR
             person = person_named_in(corpus, text)
-            assert corpus.text(answer) == words(corpus, person, VALUE_SLOTS[attribute])
+            assert text_of(corpus, answer) == words(corpus, person, VALUE_SLOTS[attribute])
             trained = training_statements(corpus, person, attribute)
             every = wordings.statement_templates(config.style, attribute, config.n_wordings)
             texts = {
@@ -271,7 +275,7 @@ def test_with_a_fixed_order_prompts_are_beginnings_of_training_like_biographies(
     corpus = prepared(order="fixed", n_probe_people=5)
     probe = corpus.probes[0]
     for row in range(4, 25, 5):
-        text = corpus.text(np.concatenate([probe.prompts[row], probe.answers[row]])[1:])
+        text = text_of(corpus, np.concatenate([probe.prompts[row], probe.answers[row]])[1:])
         assert is_biography(corpus, text + " .")
 
 

@@ -7,7 +7,8 @@ import tiktoken
 from workloads.data import tiktoken_file
 from workloads.data.readers.problems import DataError
 from workloads.data.sources.text import Config
-from workloads.data.tiktoken_file import PATTERNS, PUBLISHED, PublishedVocabulary, tokenizer_files
+from workloads.data.tiktoken_file import PUBLISHED, PublishedVocabulary, tokenizer_files
+from workloads.data.tiktoken_pattern import PATTERNS
 from workloads.data.tokenizer import load
 
 WORDS = [

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.data.preparation.manifest import TokenManifest
-from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.preparation.prepare import prepare
+from workloads.data.preparation.request import PrepareRequest
 from workloads.data.readers.problems import DataError
 from workloads.data.sources.tokens import Config, Corpus, epoch_places, mixture_places
 from workloads.data.token_shards import TokenShards

@@ -147,7 +147,7 @@ def test_batches_do_not_change_likelihoods(module, tokenizer, monkeypatch):
         expected.append(_by_hand(model, ids if context else [0, *ids], n))
 
     for size in (10**9, 1):
-        monkeypatch.setattr("workloads.evaluation.text_model._BATCH_LOGITS", {"cpu": size})
+        monkeypatch.setattr("workloads.evaluation.text_model.MAX_LOGITS", {"cpu": size})
         found = ours.loglikelihood([Request(*pair) for pair in pairs])
         assert [x for x, _ in found] == pytest.approx([x for x, _ in expected], rel=1e-4)
         assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
@@ -214,7 +214,7 @@ from workloads.evaluation import harness_model, text_model
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import materialise_model
 
-text_model._BATCH_LOGITS = {"cpu": 40 * 320}  # many batches, so that ranks get unlike numbers
+text_model.MAX_LOGITS = {"cpu": 40 * 320}  # many batches, so that ranks get unlike numbers
 here, config = torch.device("cpu"), memory_plus.Config(**memory_plus.PRESETS["d8"])
 requests = [SimpleNamespace(args=tuple(pair)) for pair in pairs]
 asked = [SimpleNamespace(args=(context, {"until": ["e"], "max_gen_toks": 6})) for context, _ in pairs]

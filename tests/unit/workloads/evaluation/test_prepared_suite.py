@@ -66,4 +66,5 @@ def test_tokens_are_those_of_the_harnesss_requests(kind, shots):
     assert found.generated == asked.n_generated
     assert found.decoding_passes == (1 + 24 if kind == "answer" else 0)
     assert prepared.tokens(seq_len=2, n_rows=10).read <= found.read
-    assert prepared.first(1).tokens(seq_len=99, n_rows=9) == prepared.tokens(seq_len=99, n_rows=1)
+    first = PreparedSuite(suite=suite, rows={"t": (ROWS[kind][:1], ROWS[kind][:1] * shots)})
+    assert first.tokens(seq_len=99, n_rows=9) == prepared.tokens(seq_len=99, n_rows=1)

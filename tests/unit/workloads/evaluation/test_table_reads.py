@@ -3,6 +3,7 @@
 import csv
 import io
 from collections import Counter, defaultdict
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -140,7 +141,7 @@ def test_files_and_metrics_say_the_same():
         reads = counts[line["layer"]][first : first + n]
         # A chunk has a table of its own, of which a token reads one row.
         assert int(line["reads"]) == reads.sum() == 5 * 16
-        expected = read_statistics(reads).as_dict()
+        expected = asdict(read_statistics(reads))
         assert {name: float(line[name]) for name in expected} == expected
     for name in ("rows_read", "normalised_entropy", "kl_to_uniform", "gini"):
         mean = np.mean([float(line[name]) for line in lines])

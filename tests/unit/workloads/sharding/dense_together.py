@@ -187,7 +187,7 @@ def stepped(
             model,
             windows[share.start : share.stop].to(here),
             batch_tokens=train.batch_tokens,
-            rows=together.SEQUENCES,
+            passes=1,
             autocast=partial(autocast, bf16=True, device=here),
             before_last=sums.start,
         )

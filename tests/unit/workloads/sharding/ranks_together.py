@@ -399,7 +399,6 @@ def steps_of(
             model,
             windows[share.start : share.stop].to(next(model.parameters()).device),
             batch_tokens=train.batch_tokens,
-            rows=rows,
             passes=even_passes(SEQUENCES, world=mesh.world, rows=rows),
             autocast=nullcontext,
             before_last=sums.start,

@@ -53,6 +53,7 @@ def imports_without_pieces(folder: Path) -> list[str]:
 
 def write_whole(folder: Path, rank: int, meeting: Path) -> dict[str, Any]:
     """Save tables of every shape, by every layout and number of ranks; of four, also two by two."""
+    folder.mkdir(exist_ok=True)  # a checkpoint's trial has a folder already
     with joined(rank, 4, meeting) as world:
         worlds = {1: RankGroup(), 4: world}
         for size in (2, 3):

@@ -30,7 +30,7 @@ def step_of(name, *, checkpointing, train=TRAIN, **changes):
     return TrainStep(
         model.train(),
         train,
-        rows=2,
+        passes=2,
         autocast=nullcontext,
         activation_checkpointing=checkpointing,
     )

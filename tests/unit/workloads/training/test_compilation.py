@@ -61,7 +61,7 @@ def model_of(name, **changes):
 
 def gradients_of(model, loss):
     found = accumulate_gradients(
-        model, WINDOWS, batch_tokens=64, rows=4, autocast=nullcontext, loss=loss
+        model, WINDOWS, batch_tokens=64, passes=1, autocast=nullcontext, loss=loss
     )
     return found["loss"], {name: p.grad for name, p in model.named_parameters()}
 

@@ -18,13 +18,12 @@ from workloads.training.config import TrainConfig
 from workloads.training.train_step import TrainStep
 
 
-def step_of(name, *, rows=4, mesh=None, batch_tokens=64, **train):
+def step_of(name, *, passes=1, mesh=None, batch_tokens=64, **train):
     module = registry.architecture(name)
     model = module.Config(**module.PRESETS["d32"]).build(64)
     initialise(model, 0)
     config = TrainConfig(tokens=64, batch_tokens=batch_tokens, seq_len=16, lr=0.1, **train)
-    passes = -(-config.sequences_per_step // rows)
-    return TrainStep(model.train(), config, mesh, rows=rows, passes=passes, autocast=nullcontext)
+    return TrainStep(model.train(), config, mesh, passes=passes, autocast=nullcontext)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +46,7 @@ def test_steps_of_all_architectures_are_captured_but_those_of_experts_here():
 
 @pytest.mark.parametrize(("name", "captured"), [("dense", True), ("memory_plus", False)])
 def test_steps_of_several_passes_are_where_no_lookups_are_summed_between(name, captured):
-    step = step_of(name, rows=1, table_optimizer="rowwise")
+    step = step_of(name, passes=4, table_optimizer="rowwise")
     taken = cuda_graph.capture_if_possible(step, bf16=True)
 
     assert isinstance(taken, cuda_graph.CapturedStep) is captured

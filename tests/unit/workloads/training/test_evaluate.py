@@ -90,7 +90,6 @@ def probe_of(model: nn.Module, *, n_facts: int, seed: int) -> ProbeSet:
         answers=answers,
         facts=np.array(facts),
         prior_bits=random.uniform(20, 80, size=n_facts),
-        relations=["r"] * n_facts,
         counts_as_knowledge=True,
         scale=2.5,
     )
@@ -102,7 +101,7 @@ def test_recall_is_what_a_decoding_loop_and_a_likelihood_loop_say(model, monkeyp
 
     measured = []
     for batch_logits in (1, 100, 10**6):
-        monkeypatch.setitem(module._BATCH_LOGITS, "cpu", batch_logits)
+        monkeypatch.setitem(module.MAX_LOGITS, "cpu", batch_logits)
         measured.append(measure(model, Corpus(probes=[probe])))
 
     rows = list(zip(probe.prompts, probe.answers, probe.facts, strict=True))
@@ -149,7 +148,6 @@ def test_only_the_probe_that_counts_as_knowledge_measures_bits(model):
         answers=[np.array([2])],
         facts=np.array([0]),
         prior_bits=np.array([1.0]),
-        relations=["r"],
     )
 
     assert measure(model, Corpus(probes=[probe])).keys() == {

@@ -22,7 +22,8 @@ from workloads.sharding.materialise import shard_tables
 from workloads.sharding.table_route import TableRoute
 from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
-from workloads.training.peak_memory import SORTED_READ_BYTES, TrainingMemory, training_memory
+from workloads.training.peak_memory import TrainingMemory, training_memory
+from workloads.training.table_memory import SORTED_READ_BYTES
 from workloads.training.table_optimizer import TableOptimizer
 from workloads.training.train_step import accumulate_gradients
 
@@ -88,7 +89,7 @@ def _held(config: Any, train: TrainConfig) -> dict[str, int]:
     initialise(model, 0)
     optimizer = Optimizer(model, train)
     windows = torch.randint(VOCAB_SIZE, (SEQUENCES, SEQ_LEN + 1))
-    accumulate_gradients(model, windows, batch_tokens=BATCH_TOKENS, rows=2, autocast=nullcontext)
+    accumulate_gradients(model, windows, batch_tokens=BATCH_TOKENS, passes=2, autocast=nullcontext)
     deferred = [
         table.sparse_gradient for table in _tables(model) if table.sparse_gradient is not None
     ]

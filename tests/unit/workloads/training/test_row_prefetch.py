@@ -52,9 +52,7 @@ def step_of(
 ) -> TrainStep:
     fields = {"tokens": 64, "batch_tokens": 64, "seq_len": 16, "lr": 0.01, "grad_clip": 0.1}
     config = TrainConfig(**{**fields, "table_optimizer": "rowwise", **changes})
-    return TrainStep(
-        model, config, rows=4 // passes, passes=passes, autocast=nullcontext, compiled=compiled
-    )
+    return TrainStep(model, config, passes=passes, autocast=nullcontext, compiled=compiled)
 
 
 def batches(n: int, *, here: torch.device = CPU) -> list[torch.Tensor]:

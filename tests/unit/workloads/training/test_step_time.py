@@ -109,14 +109,14 @@ def test_a_rank_is_timed_on_its_share_in_its_micro_batches(monkeypatch: pytest.M
     accumulate = train_step.accumulate_gradients
 
     def noted(model, windows, **options):
-        seen.append((tuple(windows.shape), options["rows"]))
+        seen.append((tuple(windows.shape), options["passes"]))
         return accumulate(model, windows, **options)
 
     monkeypatch.setattr(train_step, "accumulate_gradients", noted)
     setting = Setting(device="cpu", ranks=2, micro_batch_tokens=8)
     time_steps([DENSE], TRAIN, vocab_size=11, setting=setting, budget_s=0)
 
-    assert set(seen) == {((2, 9), 1)}
+    assert set(seen) == {((2, 9), 2)}
 
 
 def test_steps_leave_the_weights_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,11 +68,13 @@ def windows(step: int) -> Tensor:
     return torch.randint(37, (4, 17), generator=torch.Generator().manual_seed(step))
 
 
-def five_steps(model: nn.Module, optimizer: Optimizer, *, rows: int = 3) -> list[float]:
+def five_steps(model: nn.Module, optimizer: Optimizer, *, passes: int = 2) -> list[float]:
     """Return the norms of the values' gradients of five steps of two micro batches."""
     norms = []
     for step in range(5):
-        accumulate_gradients(model, windows(step), batch_tokens=64, rows=rows, autocast=nullcontext)
+        accumulate_gradients(
+            model, windows(step), batch_tokens=64, passes=passes, autocast=nullcontext
+        )
         norms.append(optimizer.clip()["value_grad_norm"].item())
         optimizer.step(0.01)
     return norms
@@ -126,7 +128,7 @@ def test_a_master_makes_the_steps_of_an_fp32_table_that_is_read_in_bf16(name, gr
 
     for step in range(1, 6):
         assert torch.equal(table.weight, split(exact)[0])
-        accumulate_gradients(model, windows(step), batch_tokens=64, rows=3, autocast=nullcontext)
+        accumulate_gradients(model, windows(step), batch_tokens=64, passes=2, autocast=nullcontext)
         hits = table.sparse_gradient.take()
         table.sparse_gradient._grads = [hits]
         norm = optimizer.clip()["value_grad_norm"]
@@ -209,7 +211,7 @@ def test_rows_are_decayed_only_when_they_are_read(name):
     (table,) = (m for m in model.modules() if isinstance(m, MemoryTable))
     optimizer = Optimizer(model, config(table_optimizer=name))
     before = table.weight.detach().clone()
-    accumulate_gradients(model, windows(0), batch_tokens=64, rows=4, autocast=nullcontext)
+    accumulate_gradients(model, windows(0), batch_tokens=64, passes=1, autocast=nullcontext)
     read = torch.zeros(len(before), dtype=torch.bool)
     for hits in table.sparse_gradient._grads:
         read[hits.ids.flatten().long()] = True

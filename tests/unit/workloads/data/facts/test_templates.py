@@ -89,9 +89,8 @@ def test_templates_are_read(tmp_path):
     problems = Problems()
     wordings = read_wordings(path, problems)
     assert problems.total == 0
-    assert wordings["P1"].name == "capital"
     assert [w.text for w in wordings["P1"].heldout] == ["The capital of {s} is {o}."]
-    assert (wordings["P2"].name, wordings["P2"].questions) == ("P2", ())
+    assert wordings["P2"].questions == ()
 
 
 def test_every_wrong_template_is_reported_with_its_line(tmp_path):

@@ -18,7 +18,8 @@ import pytest
 from pyarrow import parquet
 
 from workloads.data.cache import cached_folder
-from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.preparation.prepare import prepare
+from workloads.data.preparation.request import PrepareRequest
 from workloads.data.readers.problems import DataError, NetworkError
 from workloads.data.tokenizer import train
 
@@ -168,7 +169,8 @@ tokenise.ShardWriter.append_documents = append
 
 
 PREPARE = """
-from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.preparation.prepare import prepare
+from workloads.data.preparation.request import PrepareRequest
 from workloads.data.readers.problems import DataError, NetworkError
 
 for tokenizer, out, source in json.loads(sys.argv[2]):

@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from workloads.data.preparation import tokenise
 from workloads.data.preparation.manifest import TokenManifest, load_split
-from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.preparation.prepare import prepare
+from workloads.data.preparation.request import PrepareRequest
 from workloads.data.readers.problems import DataError
-from workloads.data.token_shards import document_starts
+from workloads.data.token_shards import index_name
 from workloads.data.tokenizer import load, train
 
 CUT = {"_BATCH_CHARS": 2_000, "COMMIT_BYTES": 5_000}
@@ -55,7 +56,7 @@ def texts(out: Path, name: str) -> list[str]:
     tokenizer = load(out / manifest.tokenizer["file"], vocab_size=None)
     shards = load_split(out, manifest, name)
     stream = shards.windows(np.array([0]), len(shards))[0]
-    starts = document_starts(out, name)
+    starts = np.fromfile(out / index_name(name), dtype="<i8")
     assert (stream[starts] == tokenizer.separator).all()
     assert starts[0] == 0
     return [tokenizer.decode(part[1:]) for part in np.split(stream, starts[1:])]
@@ -105,7 +106,8 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from workloads.data.preparation import tokenise
-from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.preparation.prepare import prepare
+from workloads.data.preparation.request import PrepareRequest
 
 tokenise._BATCH_CHARS, tokenise.COMMIT_BYTES = 2_000, 5_000
 out, appends, tokenizer, *sources = sys.argv[1:]

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from workloads.data.preparation.manifest import load_split
-from workloads.data.preparation.prepare import PrepareRequest, prepare
+from workloads.data.preparation.prepare import prepare
 from workloads.data.preparation.pretokenised import open_tokens
+from workloads.data.preparation.request import PrepareRequest
 from workloads.data.readers.problems import DataError
-from workloads.data.token_shards import document_starts
+from workloads.data.token_shards import index_name
 
 TOKENS = np.arange(1_000) % 300
 
@@ -45,8 +46,10 @@ def test_tokens_are_taken_as_they_are(tmp_path, kind):
     assert len(valid) == 200
     assert (out / "train-00000.bin").resolve() == path
     known = kind.startswith("megatron")
-    assert document_starts(out, "train").tolist() == ([0, 400] if known else [])
-    assert document_starts(out, "valid").tolist() == ([100] if known else [])
+    assert np.fromfile(out / index_name("train"), dtype="<i8").tolist() == (
+        [0, 400] if known else []
+    )
+    assert np.fromfile(out / index_name("valid"), dtype="<i8").tolist() == ([100] if known else [])
 
 
 def test_ids_beyond_the_vocabulary_are_refused_with_their_place(tmp_path):

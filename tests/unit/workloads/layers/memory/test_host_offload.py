@@ -84,7 +84,7 @@ def test_logits_and_three_steps_are_those_of_tables_on_the_device(
         losses, norms = [], []
         for model, optimizer in zip(models, optimizers, strict=True):
             losses.append(
-                accumulate_gradients(model, batch, batch_tokens=64, rows=2, autocast=nullcontext)
+                accumulate_gradients(model, batch, batch_tokens=64, passes=2, autocast=nullcontext)
             )
             norms.append(optimizer.clip())
             optimizer.step(0.01)
@@ -108,7 +108,7 @@ def test_every_table_optimizer_makes_the_same_steps(monkeypatch, name, precision
         optimizer = Optimizer(model, settings)
         for step in range(3):
             batch = torch.randint(VOCAB, (4, 17), generator=torch.Generator().manual_seed(step))
-            accumulate_gradients(model, batch, batch_tokens=64, rows=4, autocast=nullcontext)
+            accumulate_gradients(model, batch, batch_tokens=64, passes=1, autocast=nullcontext)
             optimizer.clip()
             optimizer.step(0.01)
         found.append((model.memory_table.weight, optimizer.tables.state_dict()))

@@ -153,7 +153,7 @@ with process_group.join(rank=rank, size=2, device=torch.device("cpu"), rendezvou
         model = memory.Config(**fields).build(11).double()
         initialise(model, 0)
         losses = accumulate_gradients(
-            model, windows[share.start : share.stop], batch_tokens=40, rows=rows,
+            model, windows[share.start : share.stop], batch_tokens=40,
             passes=even_passes(5, world=world, rows=rows), autocast=nullcontext,
         )
         gradients = {name: p.grad for name, p in model.named_parameters()}
@@ -190,7 +190,7 @@ def _alone(passes: list[list[int]]) -> dict[str, Tensor]:
     loss = torch.zeros(())
     for sequences in passes:
         losses = accumulate_gradients(
-            model, windows[sequences], batch_tokens=40, rows=5, autocast=nullcontext
+            model, windows[sequences], batch_tokens=40, passes=1, autocast=nullcontext
         )
         loss = loss + losses["loss"]
     gradients = {name: p.grad for name, p in model.named_parameters()}

@@ -1,0 +1,126 @@
+"""Tables of differences at equal cost, and of trends with memory size."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from analysis.fitting.bootstrap import MeanEstimate
+from analysis.formatting import Column, Table, count, flops, seconds
+from analysis.report.cells import (
+    OUTCOME_LABELS,
+    estimate,
+    estimate_fields,
+    p_value,
+    value_column,
+)
+from analysis.report.comparison_table import corrected_note
+from analysis.report.configuration_tables import untuned
+from analysis.scaling.cost_measures import CostMeasure
+from analysis.scaling.equal_cost import CostDifference, EqualCost
+from analysis.scaling.memory_trend import MemoryTrend
+from analysis.scaling.sweep_summary import SweepFits
+
+
+def differences_table(found: EqualCost, fits: SweepFits) -> Table:
+    """Return one row per cost measure and architecture: the difference at equal cost."""
+    columns = [
+        Column("at equal", lambda d: d.measure.label, False, lambda d: {"measure": d.measure.name}),
+        Column("architecture", lambda d: d.candidate),
+        value_column("against", "reference", str, numeric=False),
+        Column("sizes", _sizes_text, True, _size_counts),
+        Column(
+            "mean difference",
+            lambda d: estimate(d.mean, signed=True),
+            True,
+            lambda d: {"outcome": d.outcome, **estimate_fields("difference", d.mean)},
+        ),
+        Column(
+            "at the largest",
+            lambda d: (
+                f"{estimate(d.largest, signed=True)} at {amount_text(d.measure, d.largest_amount)}"
+            ),
+            True,
+            lambda d: {
+                **estimate_fields("difference_at_largest", d.largest),
+                "largest_amount": d.largest_amount,
+            },
+        ),
+        *_told_apart_columns(lambda d: d.mean),
+    ]
+    notes = list(found.unmatched)
+    if found.differences:
+        outcome = OUTCOME_LABELS.get(found.outcome, found.outcome)
+        notes = [
+            f"{outcome}: architecture minus reference, {fits.level:.0%} intervals of Welch's t"
+            " over seeds; they say nothing of other data, settings or larger sizes",
+            corrected_note(found.n_corrected),
+            *(
+                ["interpolated: the reference between its sizes, never beyond them"]
+                if any(d.interpolated for d in found.differences)
+                else []
+            ),
+            *untuned(fits),
+            *notes,
+        ]
+    return Table.of("Differences at equal cost", found.differences, columns, notes)
+
+
+def _sizes_text(one: CostDifference) -> str:
+    """Return `4 of 6, interpolated`."""
+    text = f"{one.n_sizes} of {one.n_sizes + one.n_unmatched}"
+    return f"{text}, interpolated" if one.interpolated else text
+
+
+def _size_counts(one: CostDifference) -> dict[str, object]:
+    return {
+        "n_sizes": one.n_sizes,
+        "n_unmatched": one.n_unmatched,
+        "interpolated": one.interpolated,
+    }
+
+
+def trends_table(trends: Sequence[MemoryTrend], fits: SweepFits) -> Table:
+    """Return one row per architecture and preset at which a memory's size was varied."""
+    columns = [
+        Column("architecture", lambda t: t.architecture),
+        Column("preset", lambda t: t.preset),
+        value_column("sizes", "n_sizes", str),
+        value_column("smallest", "smallest", count),
+        value_column("largest", "largest", count),
+        Column(
+            "change per doubling",
+            lambda t: estimate(t.per_doubling, signed=True),
+            True,
+            lambda t: {"outcome": t.outcome, **estimate_fields("per_doubling", t.per_doubling)},
+        ),
+        *_told_apart_columns(lambda t: t.per_doubling),
+    ]
+    if not trends:
+        return Table.of("Memory size at a fixed preset", (), columns, ())
+    outcome = OUTCOME_LABELS.get(trends[0].outcome, trends[0].outcome)
+    notes = [
+        f"{outcome}: slope over log2 of memory parameters at equal preset and tokens;"
+        f" {fits.level:.0%} intervals of Student's t over seeds, each with a slope of its own, hold"
+        " what a line misses, too",
+        corrected_note(sum(t.p_holm is not None for t in trends)),
+    ]
+    return Table.of("Memory size at a fixed preset", trends, columns, notes)
+
+
+def _told_apart_columns(estimate_of: Callable[[Any], MeanEstimate]) -> list[Column]:
+    """Return the columns of a row's corrected p-value, and of what follows from it."""
+    return [
+        Column(
+            "p (Holm)",
+            lambda row: p_value(row.p_holm),
+            True,
+            lambda row: {"p": estimate_of(row).p, "p_holm": row.p_holm},
+        ),
+        Column("verdict", lambda row: row.verdict),
+    ]
+
+
+def amount_text(measure: CostMeasure, value: float) -> str:
+    """Return an amount of a cost measure with its unit: `8.1e+11 FLOPs`."""
+    units = {"flops": " FLOPs", "seconds": " s", "bytes_moved": " B", "base": " tokens"}
+    show = {"flops": flops, "seconds": seconds}.get(measure.name, count)
+    return f"{show(value)}{units.get(measure.name, '')}"

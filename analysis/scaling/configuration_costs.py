@@ -1,0 +1,105 @@
+"""Configurations of a sweep: what each took and reached, over seeds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
+from analysis.scaling.run_columns import COLUMNS
+
+Array = NDArray[np.float64]
+
+MEASURED = frozenset({"seconds"})
+"""Costs that are measured, so that other work on the machine is in them; the others are counted."""
+
+TOKENS = "training_tokens"
+
+BASE = CostMeasure(name="base", column=TOKENS, label="preset and tokens", with_tokens=True)
+"""Of what is added to a preset, such as a memory table, and has FLOPs of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What one configuration took and reached."""
+
+    name: str
+    architecture: str
+    series: str
+    preset: str | None
+    data: tuple[str, ...]
+    """Settings of its data."""
+    tokens: float | None
+    values: Array
+    """Of the outcome, over seeds."""
+    costs: Mapping[str, float]
+    """By column, mean over seeds."""
+    taken: Mapping[str, Array]
+    """By column of what is measured, over seeds."""
+    params: float
+    """NaN where the table has no column of sizes."""
+    memory: float
+
+
+def read_configurations(
+    table: pd.DataFrame, outcome: str, series: Mapping[str, str] | None
+) -> list[Configuration]:
+    """Return the configurations of a table; arguments are those of `equal_cost`."""
+    columns = [c for c in {m.column for m in (*COST_MEASURES.values(), BASE)} if c in table]
+    data = [c for c in table if str(c).startswith("data.") and table[c].nunique(dropna=False) > 1]
+    by_name = table.groupby("configuration", sort=False)[columns].mean().to_dict(orient="index")
+    means = {str(name): row for name, row in by_name.items()}
+    values = {str(n): group for n, group in table.groupby("configuration", sort=False)[outcome]}
+    taken = {
+        column: {str(n): group for n, group in table.groupby("configuration", sort=False)[column]}
+        for column in (COST_MEASURES[name].column for name in sorted(MEASURED))
+        if column in table
+    }
+    size = next((c for c in COLUMNS["params"] if c in table), "")
+    memory = next((c for c in COLUMNS["n_memory"] if c in table), "")
+    found = []
+    for row in table.drop_duplicates("configuration").to_dict(orient="records"):
+        name = str(row["configuration"])
+        found.append(
+            Configuration(
+                name=name,
+                architecture=str(row["architecture"]),
+                series=str(row["architecture"]) if series is None else series[name],
+                preset=str(row["preset"]) if pd.notna(row.get("preset")) else None,
+                data=tuple(str(row[c]) for c in data),
+                tokens=float(row[TOKENS]) if pd.notna(row.get(TOKENS)) else None,
+                values=values[name].to_numpy(dtype=np.float64),
+                costs={c: float(means[name][c]) for c in columns},
+                taken={c: v[name].to_numpy(dtype=np.float64) for c, v in taken.items()},
+                params=float(row[size]) if pd.notna(row.get(size)) else math.nan,
+                memory=float(row[memory]) if pd.notna(row.get(memory)) else 0.0,
+            )
+        )
+    return found
+
+
+def plainest_series(every: Sequence[Configuration], reference: str) -> list[Configuration]:
+    """Return the configurations of the reference's plainest series."""
+    by_series: dict[str, list[Configuration]] = {}
+    for one in every:
+        if one.architecture == reference:
+            by_series.setdefault(one.series, []).append(one)
+    if not by_series:
+        return []
+
+    def plain(members: Sequence[Configuration]) -> tuple[int, float]:
+        params = [c.costs.get("total_params", 0.0) for c in members]
+        return -len(members), sum(params) / len(params)
+
+    return min(by_series.values(), key=plain)
+
+
+def of_same_data(members: Sequence[Configuration], *, tokens: bool) -> list[list[Configuration]]:
+    """Return those of the same data together, and of the same tokens where asked for."""
+    groups: dict[object, list[Configuration]] = {}
+    for one in members:
+        groups.setdefault((one.data, one.tokens if tokens else None), []).append(one)
+    return list(groups.values())
