@@ -7,7 +7,7 @@ import gc
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 
     from orchestrator.records.sweep_dir import SweepDir
     from orchestrator.records.trial_dir import TrialDir
-
-
-MANY = 1000
-"""From so many trials on, what a plan holds is left out of garbage collection for good."""
 
 
 @contextmanager
@@ -213,34 +209,39 @@ def make_plan(
     *,
     gpus_there: bool | None = None,
     gpu_bytes: float | None = None,
+    on_name: Callable[[str], None] | None = None,
 ) -> Any:
-    """Read sweep files, expand and price them, and check that their data are there."""
+    """Read sweep files, expand and price them, and check that their data are there.
+
+    `on_name` is called with the sweep's name when that is known (`load_sweep`).
+    """
     from orchestrator.planning import input_data, runtime_prior
     from orchestrator.planning import pricing as planning
     from orchestrator.records.sweep_dir import sweep_dir
     from orchestrator.sweep.load import load_sweep
 
     with log_to_stderr("orchestrator.sweep.matching.step_time"), _garbage_kept():
-        sweep = load_sweep(sweep_files)
+        sweep = load_sweep(sweep_files, on_name=on_name)
         snapshot = sweep_dir(runs, sweep.name).snapshot()
         measured = runtime_prior.measurements(runs, snapshot=snapshot)
         priced = planning.make_plan(
             sweep, snapshot, measured, gpus_there=gpus_there, gpu_bytes=gpu_bytes
         )
-        priced = input_data.check_data(priced)
-    if len(priced.trials) >= MANY:
-        gc.freeze()
-    return priced
+        return input_data.check_data(priced)
 
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Leave the collector out: it would look through torch and all trials, again and again."""
+    """Leave the collector out: it would look through torch and all trials, again and again.
+
+    What is there at the end is left out for good.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_on:
             gc.enable()
 

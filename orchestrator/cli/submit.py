@@ -1,6 +1,8 @@
 """Command `memscale submit`, and the controller that it starts in the background."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +24,7 @@ from orchestrator.records.units import plural
 
 if TYPE_CHECKING:
     from orchestrator.submit.submission import Submission
+    from orchestrator.submit.warm_start import WarmStart
 
 
 Detach = Annotated[
@@ -165,22 +168,36 @@ def submit(
         how = {"register": register, "detach": detach, "quiet": quiet}
         submit_slurm.submit_to_slurm(sweep_files, runs, tracking_uri, slurm_request, **how)
         return
-    priced = make_plan(sweep_files, runs, gpus_there=gpus_there)
-    submit_slurm.check_memory(priced, here=address is None)
-    prepare_data(priced, runs)
-    request = _submission(
-        plan=priced,
-        runs=runs,
-        tracking_uri=tracking_uri,
-        launcher=launcher,
-        cpus=cpus,
-        gpus=gpus,
-        address=address,
-        priority=priority or 0,
-        weight=1.0 if weight is None else weight,
-        register=register,
-    )
-    _run(request, detach=detach, quiet=quiet)
+    with _warm_start(runs, here=launcher == "ray" and address is None and not detach) as warm:
+        on_name = None if warm is None else warm.begin
+        priced = make_plan(sweep_files, runs, gpus_there=gpus_there, on_name=on_name)
+        submit_slurm.check_memory(priced, here=address is None)
+        prepare_data(priced, runs)
+        request = _submission(
+            plan=priced,
+            runs=runs,
+            tracking_uri=tracking_uri,
+            launcher=launcher,
+            cpus=cpus,
+            gpus=gpus,
+            address=address,
+            priority=priority or 0,
+            weight=1.0 if weight is None else weight,
+            register=register,
+        )
+        _run(request, detach=detach, quiet=quiet, warm=warm)
+
+
+@contextmanager
+def _warm_start(runs: Path, *, here: bool) -> Iterator["WarmStart | None"]:
+    """Hold what imports for the first ranks while the sweep is planned; None: not `here`."""
+    if not here:
+        yield None
+        return
+    from orchestrator.submit.warm_start import WarmStart
+
+    with closing(WarmStart(runs)) as warm:
+        yield warm
 
 
 def _submission(**fields: Any) -> "Submission":
@@ -193,7 +210,9 @@ def _submission(**fields: Any) -> "Submission":
         raise typer.BadParameter(str(error)) from None
 
 
-def _run(request: "Submission", *, detach: bool, quiet: bool) -> None:
+def _run(
+    request: "Submission", *, detach: bool, quiet: bool, warm: "WarmStart | None" = None
+) -> None:
     """Run a submission here or in another process."""
     # Through the Ray client a sweep would end with this connection, so it runs on the cluster and
     # is watched from here.
@@ -201,7 +220,7 @@ def _run(request: "Submission", *, detach: bool, quiet: bool) -> None:
     if (detach or hosted) and any(trial.to_train for trial in request.plan.trials):
         _run_in_background(request, watched=not detach and not quiet)
     else:
-        _run_here(request, quiet=quiet)
+        _run_here(request, quiet=quiet, warm=warm)
 
 
 def _check_gpus(gpus: int | None) -> None:
@@ -218,7 +237,7 @@ def _check_gpus(gpus: int | None) -> None:
         )
 
 
-def _run_here(request: "Submission", *, quiet: bool) -> None:
+def _run_here(request: "Submission", *, quiet: bool, warm: "WarmStart | None") -> None:
     """Run a submission in this process; exit with its code."""
     from orchestrator.cli.render import progress
 
@@ -231,7 +250,7 @@ def _run_here(request: "Submission", *, quiet: bool) -> None:
     if console.is_terminal and any(t.to_train for t in trials):
         console.print("Closing this terminal checkpoints and stops it; with --detach it goes on.")
     with progress.LiveSweep(console, quiet=quiet) as live:
-        result = request.run(live.update)
+        result = request.run(live.update, warm=None if warm is None else warm.interpreter)
     console.print(progress.outcome_text(result, runs_option=runs_option(request.runs)))
     raise typer.Exit(result.exit_code)
 

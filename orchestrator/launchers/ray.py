@@ -49,6 +49,7 @@ from orchestrator.launchers.ray_supervisors import Supervisor, SupervisorPool
 from orchestrator.node.early_fork_server import EarlyForkServer
 from orchestrator.node.fork_server_process import START_TIMEOUT_S
 from orchestrator.node.hardware import usable_cores
+from orchestrator.node.warm_interpreter import WarmInterpreter
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN, registered
@@ -121,6 +122,7 @@ class RayLauncher:
         priority: int = 0,
         weight: float = 1.0,
         grows: bool = False,
+        warm: WarmInterpreter | None = None,
     ) -> None:
         """Prepare; nothing is started yet.
 
@@ -137,6 +139,7 @@ class RayLauncher:
             weight: Share among those of one priority.
             grows: More nodes may come at any time, so what fits nowhere is waited for. Without it,
                 only for a while.
+            warm: What may become the fork server of this machine; whoever made it closes it.
         """
         self._sweep = sweep
         self._address = address
@@ -150,6 +153,7 @@ class RayLauncher:
         self._supervisors = SupervisorPool(sweep, job=job, code=code)
         self._reservations = ReservationPool(shared=address is not None)
         self._early: EarlyForkServer | None = None
+        self._warm = warm
         self._registry: ClusterRegistry | None = None
         self._foreign_since: dict[str, float] = {}
         self._running: dict[str, _RunningAttempt] = {}
@@ -195,7 +199,9 @@ class RayLauncher:
         """Start the fork server of this machine, which imports while Ray starts."""
         log = self._sweep.path.absolute() / "nodes" / f"{os.uname().nodename}.log"
         try:
-            self._early = EarlyForkServer(log, environment=environment, job=self._job)
+            self._early = EarlyForkServer(
+                log, environment=environment, job=self._job, warm=self._warm
+            )
         except OSError as error:
             LOG.warning("the supervisor starts the fork server itself (%s)", error)
         else:

@@ -4,7 +4,8 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import ray
 from ray._private import ray_constants, services, utils, worker
 from ray._private.node import Node
+from ray._private.state import GlobalState
 from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # in Cython
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
@@ -32,6 +34,10 @@ OBJECT_STORE_BYTES = 80 * 2**20
 UNUSED = ("start_monitor", "start_api_server", "start_log_monitor")
 """What Ray's node starts and an embedded cluster does without: autoscaler, dashboard, logs sent to
 the driver."""
+REGISTERED_S = 30.0
+"""How long `get_node` of Ray waits for a node, in steps of a second."""
+LOOK_S = 0.02
+"""How often a node is looked for that starts, which takes half a second."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 """Binds the processes of an embedded cluster to the loopback interface."""
 
@@ -123,13 +129,14 @@ def _isolated() -> Iterator[None]:
     """
     popen, clusters = services.ConsolePopen, ray_constants.ENABLE_RAY_CLUSTER
     dashboard = utils.get_dashboard_dependency_error
-    unused = {name: getattr(Node, name) for name in UNUSED}
+    unused, get_node = {name: getattr(Node, name) for name in UNUSED}, services.get_node
     in_session = functools.partial(popen, start_new_session=True)
     services.ConsolePopen = in_session  # type: ignore[misc, assignment]
     # Read from the environment when Ray was imported.
     ray_constants.ENABLE_RAY_CLUSTER = False
     # As if Ray were installed without its dashboard, so each node's agent serves no pages.
     utils.get_dashboard_dependency_error = lambda: ImportError("not wanted")
+    services.get_node = functools.partial(_once_registered, get_node)
     for name in UNUSED:
         setattr(Node, name, lambda node, **settings: None)
     try:
@@ -138,8 +145,22 @@ def _isolated() -> Iterator[None]:
         services.ConsolePopen = popen  # type: ignore[misc]
         ray_constants.ENABLE_RAY_CLUSTER = clusters
         utils.get_dashboard_dependency_error = dashboard
+        services.get_node = get_node
         for name, method in unused.items():
             setattr(Node, name, method)
+
+
+def _once_registered(get_node: Callable[[str, str], Any], gcs: str, node_id: str) -> Any:
+    """Return what `get_node` does; until the node is there, look more often than once a second."""
+    untyped: Any = services
+    state: Any = GlobalState()  # type: ignore[no-untyped-call]
+    state._initialize_global_state(untyped._get_gcs_client_options(gcs))
+    deadline = time.monotonic() + REGISTERED_S
+    while time.monotonic() < deadline:
+        if any(record["NodeID"] == node_id for record in state.node_table()):
+            break
+        time.sleep(LOOK_S)
+    return get_node(gcs, node_id)
 
 
 def reread_settings() -> None:

@@ -20,6 +20,7 @@ from orchestrator.records.rank_registry import TRAIN
 from orchestrator.sweep import registry
 
 LOG = logging.getLogger(__name__)
+PROGRAM = "orchestrator.node.fork_server"
 TRAINING_MODULES = (
     "numpy",
     "torch",
@@ -262,27 +263,41 @@ def start(
         stdin: Where commands come from.
     """
     log.parent.mkdir(exist_ok=True)
-    modules = TRAINING_MODULES if job == TRAIN else ("orchestrator.node.worker",)
-    optional = workload_modules() if job == TRAIN else []
-    command = [sys.executable, "-P", "-m", "orchestrator.node.fork_server", str(os.getpid())]
     with log.open("ab") as output:
         return subprocess.Popen(
-            [*command, *modules, "--if-possible", *optional, *compiler],
+            [sys.executable, "-P", "-m", PROGRAM, *arguments(job, compiler)],
             bufsize=0,
             stdin=stdin,
             stdout=subprocess.PIPE if stdin == subprocess.PIPE else subprocess.DEVNULL,
             stderr=output,
-            env={
-                **with_code(None, os.environ),
-                # Libraries size thread pools when they are imported; here there must be none.
-                **dict.fromkeys(_THREADS, "1"),
-                "CUDA_VISIBLE_DEVICES": "",
-                "PYTHONUNBUFFERED": "1",
-                **COMPILER_ENVIRONMENT,
-                **environment,
-            },
+            env=process_environment(environment),
             process_group=0 if own_group else None,
         )
+
+
+def arguments(job: str, compiler: Sequence[str]) -> list[str]:
+    """Return the arguments of a fork server that is a child of this process.
+
+    Args:
+        job: What ranks run; decides what is imported.
+        compiler: `compiler_modules`, or less.
+    """
+    modules = TRAINING_MODULES if job == TRAIN else ("orchestrator.node.worker",)
+    optional = workload_modules() if job == TRAIN else []
+    return [str(os.getpid()), *modules, "--if-possible", *optional, *compiler]
+
+
+def process_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return all variables of a fork server: those of this process, its own, and these."""
+    return {
+        **with_code(None, os.environ),
+        # Libraries size thread pools when they are imported; here there must be none.
+        **dict.fromkeys(_THREADS, "1"),
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONUNBUFFERED": "1",
+        **COMPILER_ENVIRONMENT,
+        **environment,
+    }
 
 
 def compiler_modules(job: str) -> Sequence[str]:

@@ -17,6 +17,7 @@ from orchestrator.control.loop import Controller
 from orchestrator.control.status import SweepStatus
 from orchestrator.launchers.detached_controller import controller_command
 from orchestrator.launchers.slurm import job_records
+from orchestrator.node.warm_interpreter import WarmInterpreter
 from orchestrator.planning.pricing import Plan
 from orchestrator.records import code_snapshot, liveness
 from orchestrator.records.errors import BusyError, StoreError
@@ -101,8 +102,17 @@ class Submission:
                 "so leave them out"
             )
 
-    def run(self, on_update: Callable[[SweepStatus], None]) -> SubmissionResult:
+    def run(
+        self,
+        on_update: Callable[[SweepStatus], None],
+        *,
+        warm: WarmInterpreter | None = None,
+    ) -> SubmissionResult:
         """Write the records, train what is missing, export what was measured.
+
+        Args:
+            on_update: Called about once a second and at every change.
+            warm: What may become a fork server, for Ray of this machine.
 
         Raises:
             BusyError: If a live controller runs this sweep already.
@@ -113,7 +123,7 @@ class Submission:
         with ExitStack() as until_the_end:
             with submitting(sweep):
                 how = self._how(code_snapshot.take(sweep))
-                start = LauncherStart(_launcher(sweep, how))
+                start = LauncherStart(_launcher(sweep, how, warm))
                 until_the_end.callback(start.close)
                 if self._trains:
                     # It takes longest and leaves this process idle, which writes specs meanwhile.
@@ -290,7 +300,9 @@ def run_recorded(
     return SubmissionResult(status=status, interrupted=bool(stops.came), drained=exporter.drained)
 
 
-def _launcher(sweep: SweepDir, how: Mapping[str, Any]) -> Launcher:
+def _launcher(
+    sweep: SweepDir, how: Mapping[str, Any], warm: WarmInterpreter | None = None
+) -> Launcher:
     from orchestrator.launchers import local
 
     code = Path(how["code"])
@@ -307,6 +319,7 @@ def _launcher(sweep: SweepDir, how: Mapping[str, Any]) -> Launcher:
         code=code,
         priority=how["priority"],
         weight=how["weight"],
+        warm=warm,
     )
     return launcher
 

@@ -6,7 +6,7 @@ The steps: `parsing.discovery` finds the files, `parsing.yaml_loader` parses eac
 part of the file that holds it, so that all are reported at once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,19 @@ class Sweep:
     """Of each file: its input files, by path as written."""
 
 
-def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry) -> Sweep:
+def load_sweep(
+    paths: Path | Sequence[Path],
+    *,
+    workloads: Workloads = registry,
+    on_name: Callable[[str], None] | None = None,
+) -> Sweep:
     """Return the sweep in a file, or in several that carry the same name.
 
     Args:
         paths: Files, folders of files, or the bare names of bundled ones such as `quickstart`.
         workloads: Where architectures, data sources and the train section are looked up.
+        on_name: Called with the sweep's name once that is known, long before the trials are. Not
+            for a sweep whose steps are timed: nothing may run beside that.
 
     Raises:
         ConfigError: If anything is wrong with the files; holds every mistake.
@@ -75,6 +82,9 @@ def load_sweep(paths: Path | Sequence[Path], *, workloads: Workloads = registry)
     files = [_File(source, workloads) for source in sources]
     # Files of several names do not form one sweep, but duplicates within each file are reported.
     groups = [files] if _have_one_name(files) else [[file] for file in files]
+    timed = any("step_time" in source.text for source in sources)
+    if on_name is not None and not timed and not problems and files and files[0].readable:
+        on_name(files[0].header.name)
     if not _too_many(files):
         for group in groups:
             for file in group:

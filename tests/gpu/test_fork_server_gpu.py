@@ -15,11 +15,13 @@ pytestmark = [
 ]
 
 CODE = """
-import importlib, json, os
+import importlib, json, os, sys
 from orchestrator.node.fork_server_process import COMPILER_ENVIRONMENT
 from orchestrator.node.fork_server_process import COMPILER_MODULES, TRAINING_MODULES, workload_modules
+from orchestrator.node.warm_interpreter import COMPILER_PACKAGES, PACKAGES
 os.environ.update(COMPILER_ENVIRONMENT)
-for name in [*TRAINING_MODULES, *workload_modules(), *COMPILER_MODULES]:
+ahead = [*PACKAGES, *COMPILER_PACKAGES] if sys.argv[1] == "ahead" else []
+for name in [*ahead, *TRAINING_MODULES, *workload_modules(), *COMPILER_MODULES]:
     importlib.import_module(name)
 import torch
 found = {
@@ -38,9 +40,10 @@ print(json.dumps(found))
 """
 
 
-def test_a_rank_compiles_with_what_the_fork_server_has_imported(tmp_path):
+@pytest.mark.parametrize("packages", ["ahead", "by the fork server"])
+def test_a_rank_compiles_with_what_the_fork_server_has_imported(tmp_path, packages):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CODE],
+        [sys.executable, "-W", "ignore", "-c", CODE, packages],
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
