@@ -12,7 +12,7 @@ those that step 2 also reads are taken from its copies once it is done. This ord
 and neither do the numbers: they are those of fetching and writing one after another.
 
 The copies have fixed places (`prefetched_rows.py`), so that a step can be captured as a CUDA graph.
-Whoever queues step 3 waits until its rows are gathered, and the GPU has step 2 to compute meanwhile.
+Whoever queues step 3 waits until its rows are gathered; the GPU has step 2 to compute meanwhile.
 """
 
 from collections.abc import Mapping, Sequence
