@@ -155,7 +155,10 @@ def test_a_pilot_whose_ray_dies_goes_back_to_the_queue_at_once(slurm, sweep, eve
     eventually(lambda: "Restarts=1" in slurm.command("scontrol", "show", "job", job_id), "", 20.0)
     eventually(lambda: not slurm.jobs(), "the end of the job", 400.0)
     assert status_from_disk(sweep.disk, ask_queue=queue_reasons).complete, sweep.printed()
-    assert sweep.outcomes(spec) == ["node_lost", "done"]
+    # Its ranks are killed as Ray's, or get Slurm's signal as the job is requeued, if that is first.
+    lost, done = sweep.outcomes(spec)
+    assert lost in ("node_lost", "preempted")
+    assert done == "done"
     assert sorted(set(sweep.steps(spec))) == list(range(1, sweep.STEPS + 1))
     assert list(slurm.temporary.iterdir()) == []
 
