@@ -151,8 +151,8 @@ def test_a_pilot_whose_ray_dies_goes_back_to_the_queue_at_once(slurm, sweep, eve
     killed.kill()
 
     said = f"Ray of job {job_id} ended by itself"
-    eventually(lambda: said in sweep.printed(), "a sentence", 20.0)
-    eventually(lambda: "Restarts=1" in slurm.command("scontrol", "show", "job", job_id), "", 20.0)
+    eventually(lambda: said in sweep.printed(), "a sentence", 60.0)
+    eventually(lambda: "Restarts=1" in slurm.command("scontrol", "show", "job", job_id), "", 60.0)
     eventually(lambda: not slurm.jobs(), "the end of the job", 400.0)
     assert status_from_disk(sweep.disk, ask_queue=queue_reasons).complete, sweep.printed()
     # Its ranks are killed as Ray's, or get Slurm's signal as the job is requeued, if that is first.
