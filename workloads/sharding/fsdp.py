@@ -1,10 +1,11 @@
 """FSDP2 for all parameters but the memory tables.
 
 Each rank keeps a shard of every parameter, of its gradient and of its optimizer state. A block's
-parameters are gathered when it runs, forward and again backward, and freed after it. In its
-backward pass their gradients are reduce-scattered to the shards. What no block owns (embedding,
-head, last norm, modules that several blocks read) is gathered when the model runs and freed after
-its backward pass.
+parameters are gathered when it runs, forward and again backward, and freed after it (ZeRO stage 3).
+Where memory allows they stay gathered until its backward pass has ended (`keep_gathered`, ZeRO
+stage 2). In its backward pass their gradients are reduce-scattered to the shards. What no block
+owns (embedding, head, last norm, modules that several blocks read) is gathered when the model runs
+and freed after its backward pass.
 
 Types: parameters and gradients are fp32, and are gathered and summed in fp32. Gradients are not
 divided, because losses are parts of a mean over the global batch already. Layers compute in bf16 by
@@ -21,7 +22,7 @@ Tables stay outside: `MemoryTable` has its own sharding, and its gradients are s
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,7 +56,7 @@ def shard_dense(
         )
     # Here, since it takes a while and only this needs it.
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     from torch.distributed.tensor import Shard
 
     group = world.group or dist.group.WORLD
@@ -80,15 +81,28 @@ def shard_dense(
         # Head and loss are compiled together, apart from the blocks (`training/compilation.py`).
         model.gathered_hidden = model.hidden
         register_fsdp_forward_method(model, "gathered_hidden")
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            # Otherwise NCCL is asked for a sum of products with that factor, which gloo does not
-            # know.
-            module.set_force_sum_reduction_for_comms(True)
-            gather, scatter = cast(Any, Gather()), cast(Any, Scatter())
-            module.set_custom_all_gather(gather)
-            module.set_custom_reduce_scatter(scatter)
+    for module in _fsdp_modules(model):
+        module.set_gradient_divide_factor(1.0)
+        # Otherwise NCCL is asked for a sum of products with that factor, which gloo does not know.
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_custom_all_gather(Gather())
+        module.set_custom_reduce_scatter(Scatter())
+
+
+def keep_gathered(model: nn.Module) -> None:
+    """Keep blocks gathered from their forward pass until their backward pass has ended.
+
+    A rank then receives 4 bytes per dense number and pass less, and holds them for all blocks at
+    once. The model has been through `shard_dense`.
+    """
+    for module in _fsdp_modules(model):
+        module.set_reshard_after_forward(False, recurse=False)
+
+
+def _fsdp_modules(model: nn.Module) -> list[Any]:
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 @contextmanager
@@ -105,8 +119,8 @@ def only_forward(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             if sharded:
-                root: Any = model
-                root.reshard()
+                for module in _fsdp_modules(model):
+                    module.reshard()
 
 
 def _grouped(model: nn.Module, left_out: set[nn.Parameter]) -> list[nn.Module]:

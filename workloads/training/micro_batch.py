@@ -1,7 +1,7 @@
 """Choice of micro-batch and activation checkpointing, from the memory estimate."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,8 @@ class Passes:
     """Sequences per forward pass at most."""
     activation_checkpointing: bool
     """Whether blocks run again for the backward pass."""
+    reshard_after_forward: bool = True
+    """Whether sharded dense parameters are gathered again for the backward pass."""
 
 
 def choose_passes(
@@ -62,7 +64,10 @@ def smaller_passes(passes: Passes, times: int, *, checkpointing: bool | None = N
     """Return the passes of an attempt after the trial ran out of memory `times` times.
 
     Rows are halved down to one; then, if `checkpointing` leaves it open, blocks are checkpointed.
+    No sharded parameters stay gathered.
     """
+    if not times:
+        return passes
     rows, way = passes.rows, passes.activation_checkpointing
     for _ in range(times):
         if rows > 1:
@@ -90,29 +95,40 @@ def fitting_passes(
     limit_bytes: float,
     micro_batch_tokens: int | None = None,
     checkpointing: bool | None = None,
+    dense_sharded: bool = False,
 ) -> Passes:
     """Return the passes of a rank on a GPU, by what is asked for and the memory estimate.
 
+    Sharded dense parameters stay gathered only where that needs no smaller passes.
+
     Args:
-        estimate: `training_memory`, but for `micro_batch_tokens` and `activation_checkpointing`.
+        estimate: `training_memory`, but for `micro_batch_tokens`, `activation_checkpointing` and
+            `reshard_after_forward`.
         sequences: Of the rank's share of the batch.
         seq_len: Tokens per sequence.
         limit_bytes: What the estimate may be.
         micro_batch_tokens: Asked for; None chooses.
         checkpointing: Asked for; None chooses.
+        dense_sharded: Whether there are such parameters.
     """
 
-    def peak_bytes(rows: int, way: bool) -> float:
-        return estimate(micro_batch_tokens=rows * seq_len, activation_checkpointing=way).peak
+    def peak_bytes(rows: int, way: bool, **more: bool) -> float:
+        tokens = rows * seq_len
+        return estimate(micro_batch_tokens=tokens, activation_checkpointing=way, **more).peak
 
     if micro_batch_tokens is None:
-        return choose_passes(
+        found = choose_passes(
             peak_bytes, sequences=sequences, limit_bytes=limit_bytes, checkpointing=checkpointing
         )
-    rows = max(1, min(sequences, micro_batch_tokens // seq_len))
-    if checkpointing is None:
-        checkpointing = peak_bytes(rows, False) > limit_bytes
-    return Passes(rows=rows, activation_checkpointing=checkpointing)
+    else:
+        rows = max(1, min(sequences, micro_batch_tokens // seq_len))
+        if checkpointing is None:
+            checkpointing = peak_bytes(rows, False) > limit_bytes
+        found = Passes(rows=rows, activation_checkpointing=checkpointing)
+    if not dense_sharded:
+        return found
+    kept = peak_bytes(found.rows, found.activation_checkpointing, reshard_after_forward=False)
+    return replace(found, reshard_after_forward=kept > limit_bytes)
 
 
 def plan_passes(
@@ -131,7 +147,8 @@ def plan_passes(
     On a CPU nothing is chosen by memory: passes are as long as `rows_per_pass` says, which decides
     the order of sums, and blocks are checkpointed where that is asked for. A trial with a share of
     a GPU is planned for all of it: where its share is too small it gets a larger one first
-    (`orchestrator/control/retry_policy.py`).
+    (`orchestrator/control/retry_policy.py`). Sharded dense parameters stay gathered until the
+    backward pass where these passes fit with that, too.
 
     Args:
         architecture: Its Config.
@@ -149,22 +166,25 @@ def plan_passes(
         return Passes(rows=rows, activation_checkpointing=checkpointing is True)
     total = float(torch.cuda.get_device_properties(here).total_memory)
     usable = min(world.all_gather_objects(total)) * n_gpus / world.size * (1.0 - OUTSIDE)
+    sharded = job.dense_parameters == "sharded" and world.size > 1
+    estimate = partial(
+        training_memory,
+        architecture,
+        vocab_size,
+        train,
+        precision="bf16" if bf16 else "fp32",
+        ranks=world.size,
+        memory_ranks=job.memory_ranks,
+        memory_layout=job.memory_layout,
+        tables_on_host=job.memory_tables == "host",
+        dense_sharded=sharded,
+    )
     found = fitting_passes(
-        partial(
-            training_memory,
-            architecture,
-            vocab_size,
-            train,
-            precision="bf16" if bf16 else "fp32",
-            ranks=world.size,
-            memory_ranks=job.memory_ranks,
-            memory_layout=job.memory_layout,
-            tables_on_host=job.memory_tables == "host",
-            dense_sharded=job.dense_parameters == "sharded",
-        ),
+        estimate,
         sequences=-(-train.sequences_per_step // world.size),
         seq_len=train.seq_len,
         limit_bytes=usable * OVERESTIMATE,
+        dense_sharded=sharded,
         micro_batch_tokens=micro,
         checkpointing=checkpointing,
     )

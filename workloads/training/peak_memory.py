@@ -61,8 +61,8 @@ class TrainingMemory:
     """What a pass that records use counts for a moment, of one layer."""
     gathered: int = 0
     """Of sharded dense parameters, what is whole for a while: weights and gradients of embedding
-    and head; weights of two blocks, one that runs and one that is fetched; a block's gradients, and
-    the message that takes them to their parts."""
+    and head; weights of two blocks, one that runs and one that is fetched, or of all where they
+    stay gathered; a block's gradients, and the message that takes them to their parts."""
 
     @property
     def peak(self) -> float:
@@ -120,6 +120,7 @@ def training_memory(
     tables_on_host: bool = False,
     dense_sharded: bool = False,
     activation_checkpointing: bool = False,
+    reshard_after_forward: bool = True,
 ) -> TrainingMemory:
     """Return the peak memory of the most loaded rank, by category.
 
@@ -136,6 +137,8 @@ def training_memory(
         tables_on_host: Whether the tables and their moments lie in the host's memory instead.
         dense_sharded: Whether all else is sharded over the ranks.
         activation_checkpointing: Whether blocks run again for the backward pass.
+        reshard_after_forward: Whether sharded blocks are gathered again for the backward pass; else
+            all stay gathered from the forward pass on.
     """
     count = config.param_count(vocab_size)
     held, copied, gathered = _dense_shares(
@@ -143,6 +146,7 @@ def training_memory(
         config.n_layers,
         ranks if dense_sharded else 1,
         checkpointed=activation_checkpointing,
+        resharded=reshard_after_forward,
     )
     tables = table_memory(
         config.components(vocab_size),
@@ -196,7 +200,7 @@ def checkpointed_activations(
 
 
 def _dense_shares(
-    count: ParamCount, n_layers: int, ranks: int, *, checkpointed: bool
+    count: ParamCount, n_layers: int, ranks: int, *, checkpointed: bool, resharded: bool
 ) -> tuple[int, int, int]:
     """Return what a rank has of dense parameters that `ranks` shard.
 
@@ -212,4 +216,5 @@ def _dense_shares(
     # A compiled block keeps its copies for the backward pass, unless it runs again for that. One
     # that is not compiled makes them anew (`sharding/autocast_recompute.py`).
     copied = count.head + block if checkpointed else dense - count.embedding
-    return -(-dense // ranks), copied, 8 * outside + 16 * block
+    weights = 2 * block if resharded else dense - outside
+    return -(-dense // ranks), copied, 8 * outside + 4 * weights + 8 * block

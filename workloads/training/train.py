@@ -24,6 +24,7 @@ from workloads.data.tokenizer import TextTokenizer
 from workloads.distributed import process_group
 from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.layers.modules.init import initialise
+from workloads.sharding.fsdp import keep_gathered
 from workloads.sharding.materialise import materialise_model
 from workloads.sharding.table_shard import count_params
 from workloads.training import device, kept_step
@@ -242,6 +243,8 @@ def _step(
         here=plan.here,
         n_gpus=len(gpus),
     )
+    if not chosen.reshard_after_forward:
+        keep_gathered(model)
     passes = even_passes(config.sequences_per_step, world=world, rows=chosen.rows)
     step = TrainStep(
         model.train(),

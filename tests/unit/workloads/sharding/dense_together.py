@@ -25,6 +25,7 @@ from workloads.decoding.decoder import Decoder
 from workloads.distributed import process_group
 from workloads.distributed.mesh import make_mesh
 from workloads.layers.memory.table import MemoryTable
+from workloads.sharding.fsdp import keep_gathered, only_forward
 from workloads.sharding.gradient_allreduce import GradientAllReduce
 from workloads.training.activation_checkpointing import checkpoint_blocks
 from workloads.training.adamw import Optimizer
@@ -33,17 +34,17 @@ from workloads.training.device import autocast
 from workloads.training.train_step import accumulate_gradients
 
 COMPILE = torch.compile
-COMPILED = {2: "blocks_checkpointed", 3: "blocks"}
+COMPILED = {2: ("blocks_checkpointed",), 3: ("blocks", "blocks_gathered")}
 """How a model without tables is trained besides, by the number of ranks: compiled."""
 # How many ranks -> where tables lie (columns, rows, or whole on each rank) -> how they are trained.
 WAYS = {
-    2: {"whole": ("float64",), "rows": ("checkpointed_lazy",)},
+    2: {"whole": ("float64", "gathered"), "rows": ("checkpointed_lazy",)},
     3: {
         "whole": ("float64", "float32", "lazy_adamw", "checkpointed"),
-        "columns": ("float64", "float32", "rowwise", "checkpointed"),
+        "columns": ("float64", "float32", "rowwise", "checkpointed", "checkpointed_gathered"),
         "rows": ("float64", "float32", "checkpointed_lazy"),
     },
-    4: {"whole": ("float64",), "columns": ("lazy_adamw",), "rows": ("float64",)},
+    4: {"whole": ("float64",), "columns": ("lazy_adamw",), "rows": ("float64", "gathered")},
 }
 
 
@@ -56,8 +57,8 @@ def dense(world: process_group.RankGroup, here: torch.device) -> Iterator[tuple[
         yield from compared(world, here, "memory_plus", "columns", "float64", memory=2)
     if world.size == 2 and here.type == "cpu":
         yield from in_bf16(world, here, "memory_plus")
-    if here.type == "cpu" and world.size in COMPILED:
-        yield from compared(world, here, "dense", "whole", COMPILED[world.size])
+    for how in COMPILED.get(world.size, ()) if here.type == "cpu" else ():
+        yield from compared(world, here, "dense", "whole", how)
 
 
 def dense_architectures(
@@ -92,7 +93,7 @@ def known_of(group: str, size: int) -> list[tuple[str, str]]:
     if group == "dense":
         together.MODELS["dense"] = configs()["dense"]
         known = [("memory_plus", how) for ways in WAYS[size].values() for how in ways]
-        return [*known, ("dense", COMPILED[size])] if size in COMPILED else known
+        return [*known, *(("dense", how) for how in COMPILED.get(size, ()))]
     if group == "dense_architectures" and size > 2:
         together.MODELS.update(configs())
         return [(name, "float64") for name in registry.architectures()]
@@ -124,6 +125,8 @@ def compared(
         loss = compiled_loss
     if "checkpointed" in how:
         checkpoint_blocks(model)
+    if "gathered" in how:
+        keep_gathered(model)
     wanted, truth = (together.alone(name, kind, here, train) for kind in (dtype, torch.float64))
     label = f"{how}/{tables}-{mesh.memory.size}-of-{world.size}/{name}"
     yield f"{label}/held_once", held_again(model, world)
@@ -137,6 +140,12 @@ def compared(
     yield f"{label}/freed_once", held_again(model, world)
     decoded = str(first + last)
     yield f"{label}/decoded_alike", float(world.broadcast(decoded) != decoded)
+    with only_forward(model):
+        model(torch.zeros(1, 1, dtype=torch.long, device=here))
+        first_block: Any = model.get_submodule("layers.0")
+        kept = not any(isinstance(parameter, DTensor) for parameter in first_block.parameters())
+    yield f"{label}/resharded_or_kept", float(kept != ("gathered" in how))
+    yield f"{label}/freed_once", held_again(model, world)
 
 
 def held_again(model: nn.Module, world: process_group.RankGroup) -> float:

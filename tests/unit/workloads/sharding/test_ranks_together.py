@@ -23,8 +23,8 @@ SCRIPT = Path(__file__).with_name("ranks_together.py")
 # itself by as much.
 TOLERANCE = {
     "float64": 1e-12,
-    "checkpointed": 1e-12,
-    **dict.fromkeys(("blocks", "blocks_checkpointed", "blocks_lazy"), 1e-5),
+    **dict.fromkeys(("gathered", "checkpointed", "checkpointed_gathered"), 1e-12),
+    **dict.fromkeys(("blocks", "blocks_checkpointed", "blocks_gathered", "blocks_lazy"), 1e-5),
     "float32": 1e-5,
     **dict.fromkeys(("compiled", "compiled_checkpointed", "compiled_lazy"), 1e-5),
     "bfloat16": 1e-2,

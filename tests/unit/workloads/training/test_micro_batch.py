@@ -1,3 +1,4 @@
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -70,6 +71,30 @@ def test_the_estimate_decides(module):
     assert passes(0.999 * one).activation_checkpointing
     assert passes(0.6 * whole, micro_batch_tokens=16 * 256).rows == 16
     assert passes(0.999 * one, micro_batch_tokens=256).activation_checkpointing
+
+
+def test_sharded_parameters_stay_gathered_only_where_that_needs_no_smaller_passes():
+    config, vocab_size = dense.Config(**dense.PRESETS["1m"]), 4096
+    train = TrainConfig(tokens=2**14, batch_tokens=2**14, seq_len=256, lr=0.1)
+    estimate = partial(
+        training_memory, config, vocab_size, train, precision="fp32", ranks=4, dense_sharded=True
+    )
+
+    def passes(limit_bytes):
+        return fitting_passes(
+            estimate, sequences=16, seq_len=256, limit_bytes=limit_bytes, dense_sharded=True
+        )
+
+    resharded, kept = (
+        estimate(micro_batch_tokens=16 * 256, reshard_after_forward=way).peak
+        for way in (True, False)
+    )
+    assert passes(kept) == Passes(
+        rows=16, activation_checkpointing=False, reshard_after_forward=False
+    )
+    assert passes(0.999 * kept) == passes(resharded)
+    assert passes(resharded) == Passes(rows=16, activation_checkpointing=False)
+    assert smaller_passes(passes(kept), 1).reshard_after_forward, "it has run out of memory"
 
 
 def test_checkpointed_blocks_keep_their_inputs_and_one_block():

@@ -322,6 +322,21 @@ def test_sharded_blocks_have_copies_of_all_weights_unless_they_run_again(checkpo
     assert found.weight_copies == 2 * (copied + count.head)
 
 
+def test_blocks_that_stay_gathered_are_all_held_at_once():
+    config = dense.Config(**{**dense.PRESETS["d64"], "n_layers": 5})
+    count = config.param_count(VOCAB_SIZE)
+    blocks = count.total - count.embedding - count.head
+
+    resharded, kept = (
+        _estimate(config, _train(), ranks=4, dense_sharded=True, reshard_after_forward=way)
+        for way in (True, False)
+    )
+
+    of_two = 2 * -(-blocks // config.n_layers)
+    assert kept.gathered - resharded.gathered == 4 * (blocks - of_two)
+    assert kept.peak > resharded.peak
+
+
 def test_tables_that_are_read_by_signs_have_copies_under_autocast():
     config, train = _smallest("memoryformer"), _train()
     count = config.param_count(VOCAB_SIZE)
