@@ -4,6 +4,8 @@
     python benchmarks/weak_scaling.py --gpus 1,4 --layouts columns,rows  # rows of the tables too
     python benchmarks/weak_scaling.py --dense replicated,sharded         # dense parameters with FSDP2
     python benchmarks/weak_scaling.py --same-batch --precision fp32      # do several train as one does?
+    python benchmarks/weak_scaling.py --folder /tmp/weak                 # prepares its text once
+    python benchmarks/weak_scaling.py --profile /tmp/profiles            # where a step's time goes
     python benchmarks/weak_scaling.py --device cpu --preset d16 --tokens 512 --seq-len 64 --vocab-size 512
 
 With `--same-batch` every number of GPUs trains on the batch of the most of them, so that losses can
@@ -13,7 +15,9 @@ steps. One GPU passes the batch in as many micro-batches.
 The loop is the trials' own (`workloads.training.train.run`): data, schedule, clipping, optimizer,
 metrics. The ranks of a trial hold its memory tables together, and sum the gradients of all else.
 Tables are updated row by row in bf16. The rate is the median of the later reports, after
-compilation; "peak GB" is the most that a rank's torch held.
+compilation; "peak GB" is the most that a rank's torch held; "first step s" is from the start of
+rank 0's run, imports left out. With `--profile` four steps of rank 0 run under torch.profiler
+(`step_profile.py`), which the rate leaves out by its median. With `--folder` the prepared text stays there for the next run.
 """
 
 import argparse
@@ -25,6 +29,7 @@ from typing import Any
 
 import torch
 from own_ranks import spawn_ranks
+from step_profile import Profiled
 from training_speed import Rates, text
 
 from orchestrator.sweep import registry
@@ -33,7 +38,7 @@ from workloads.training.train import run
 
 HEADS = (
     "architecture", "tables", "dense", "GPUs", "M tokens/s", "over one GPU", "peak GB", "loss",
-    "loss off by",
+    "loss off by", "first step s",
 )  # fmt: skip
 LOG_EVERY = 5
 
@@ -41,6 +46,15 @@ LOG_EVERY = 5
 def main() -> None:
     """Print one line per architecture, layout and number of GPUs."""
     arguments = _arguments()
+    with tempfile.TemporaryDirectory() as name:
+        shared = arguments.folder or Path(name)
+        shared.mkdir(parents=True, exist_ok=True)
+        if not (shared / "text.txt").exists():
+            text(shared / "text.txt")
+        _print_table(arguments, shared)
+
+
+def _print_table(arguments: argparse.Namespace, shared: Path) -> None:
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
     each = "pass of a GPU" if arguments.same_batch else "GPU and step"
     print(f"{device}, torch {torch.__version__}; {arguments.tokens:,} tokens a {each}")
@@ -52,7 +66,7 @@ def main() -> None:
             # One rank has no parts: neither of tables nor of dense parameters.
             ways = [("-", "-")] if gpus == 1 else product(layouts, arguments.dense.split(","))
             for layout, dense in ways:
-                found = _trained(arguments, name, layout, dense, gpus)
+                found = _trained(arguments, name, layout, dense, gpus, shared)
                 alone = found if gpus == 1 else alone
                 over = off_by = ""
                 if alone and arguments.same_batch:
@@ -62,6 +76,7 @@ def main() -> None:
                     over = f"{found['rate'] / alone['rate']:.3f}"
                 cells = [name, layout, dense, str(gpus), f"{found['rate'] / 1e6:.4f}", over]
                 cells += [f"{found['peak'] / 1e9:.1f}", f"{found['losses'][-1]:.4f}", off_by]
+                cells += [f"{found['first_s']:.0f}"]
                 print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -77,13 +92,15 @@ def _has_tables(arguments: argparse.Namespace, name: str) -> bool:
 
 
 def _trained(
-    arguments: argparse.Namespace, name: str, layout: str, dense: str, gpus: int
+    arguments: argparse.Namespace, name: str, layout: str, dense: str, gpus: int, shared: Path
 ) -> dict[str, Any]:
-    """Train with as many ranks; return the rate of all, the largest peak, and the losses."""
+    """Train with as many ranks; return the rate of all, the largest peak, and the losses.
+
+    The text is in `shared`, where it stays as it is prepared.
+    """
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
-        text(folder / "text.txt")
-        spawn_ranks(gpus, _rank, arguments, name, layout, dense, gpus, folder)
+        spawn_ranks(gpus, _rank, arguments, name, layout, dense, gpus, folder, shared)
         found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(gpus)]
     return {**found[0], "peak": max(each["peak"] for each in found)}
 
@@ -96,8 +113,9 @@ def _rank(
     dense: str,
     gpus: int,
     folder: Path,
+    shared: Path,
 ) -> None:
-    rates = Rates()
+    rates = Profiled() if arguments.profile and rank == 0 else Rates()
     most = max(map(int, arguments.gpus.split(",")))
     batch_tokens = arguments.tokens * (most if arguments.same_batch else gpus)
     # Tables as a large run has them, or so that sums are all that differs.
@@ -107,7 +125,7 @@ def _rank(
         RankJob(
             data={
                 "source": "text",
-                "path": str(folder / "text.txt"),
+                "path": str(shared / "text.txt"),
                 "vocab_size": arguments.vocab_size,
                 "valid_tokens": arguments.seq_len * most,
             },
@@ -122,7 +140,7 @@ def _rank(
             },
             seed=0,
             checkpoints=folder / "checkpoints",
-            cache=folder / "cache",
+            cache=shared / "cache",
             log_every_steps=1 if arguments.same_batch else LOG_EVERY,
             evaluations=1,
             checkpoint_every_s=1e9,
@@ -141,14 +159,23 @@ def _rank(
     on_gpu = arguments.device == "cuda"
     found: dict[str, Any] = {"peak": torch.cuda.max_memory_allocated() if on_gpu else 0}
     if rank == 0:  # the only one that reports
-        found |= {"rate": rates.after_compilation(), "losses": rates.losses}
+        found |= {
+            "rate": rates.after_compilation(),
+            "losses": rates.losses,
+            "first_s": rates.first_s,
+        }
     (folder / f"{rank}.json").write_text(json.dumps(found))
+    if isinstance(rates, Profiled):
+        arguments.profile.mkdir(parents=True, exist_ok=True)
+        rates.write(arguments.profile / f"{name}-{layout}-{dense}-{gpus}.json.gz")
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--profile", type=Path, help="where to write kernels and their times")
+    parser.add_argument("--folder", type=Path, help="where the prepared text is kept")
     parser.add_argument("--only", default="dense,memory_plus", help="architectures")
     parser.add_argument("--preset", default="373m")
     parser.add_argument("--gpus", default="1,2", help="numbers of GPUs, one first")
