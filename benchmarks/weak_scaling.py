@@ -17,7 +17,7 @@ metrics. The ranks of a trial hold its memory tables together, and sum the gradi
 Tables are updated row by row in bf16. The rate is the median of the later reports, after
 compilation; "peak GB" is the most that a rank's torch held; "first step s" is from the start of
 rank 0's run, imports left out. With `--profile` four steps of rank 0 run under torch.profiler
-(`step_profile.py`), which the rate leaves out by its median. With `--folder` the prepared text stays there for the next run.
+(`loop_profile.py`), which the rate leaves out by its median. With `--folder` the prepared text stays there for the next run.
 """
 
 import argparse
@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from loop_profile import Profiled
 from own_ranks import spawn_ranks
-from step_profile import Profiled
 from training_speed import Rates, text
 
 from orchestrator.sweep import registry
