@@ -17,7 +17,8 @@ metrics. The ranks of a trial hold its memory tables together, and sum the gradi
 Tables are updated row by row in bf16. The rate is the median of the later reports, after
 compilation; "peak GB" is the most that a rank's torch held; "first step s" is from the start of
 rank 0's run, imports left out. With `--profile` four steps of rank 0 run under torch.profiler
-(`loop_profile.py`), which the rate leaves out by its median. With `--folder` the prepared text stays there for the next run.
+(`loop_profile.py`), which the rate leaves out by its median. With `--folder` the prepared text
+stays there for the next run.
 """
 
 import argparse

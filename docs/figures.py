@@ -28,7 +28,7 @@ IMAGES = Path(__file__).parent / "images"
 RECALL = "recall/train_wording/exact_match"
 BITS = "valid/bits_per_byte"
 INIT = "model.output_init"
-SMALLER = ("facts_initial_values", "facts_10m_memory_plus")
+SMALLER = ("facts_initial_values", "facts_10m_memory_plus", "facts_10m_memory")
 """Parts whose trials all begin with smaller output matrices."""
 LEVEL = "dense"
 COLOURS = {LEVEL: "#000000", "memory": "#0072B2", "memory_plus": "#D55E00"}
@@ -56,7 +56,7 @@ def _memory_scaling() -> Figure:
             ("facts_1m", "facts_1m_memory", "facts_1m_largest", "facts_initial_values"),
         ),
         ("3m", "30,000 people", ("facts_3m", "facts_3m_largest", "facts_initial_values")),
-        ("10m", "140,000 people", ("facts_10m_memory_plus",)),
+        ("10m", "140,000 people", ("facts_10m_memory_plus", "facts_10m_memory")),
     )
     for panel, (base, people, parts) in zip(axes[0], facts, strict=True):
         _draw(panel, pd.concat([_part(part) for part in parts]).query("preset == @base"), RECALL)
