@@ -26,9 +26,9 @@ import torch
 from orchestrator.sweep import registry
 from workloads.training import device as devices
 from workloads.training.config import TrainConfig
-from workloads.training.peak_memory import training_memory
-from workloads.training.step_time import block_s, fresh_step
-from workloads.training.table_optimizer import RULE_OF
+from workloads.training.memory_estimate.peak_memory import training_memory
+from workloads.training.optimizer.table_optimizer import RULE_OF
+from workloads.training.step.step_time import block_s, fresh_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from workloads.distributed import process_group
 from workloads.distributed.mesh import Mesh
 from workloads.sharding.gradient_allreduce import BUCKET_BYTES, GradientAllReduce
 from workloads.training import device as devices
-from workloads.training.train_step import accumulate_gradients
+from workloads.training.step.train_step import accumulate_gradients
 
 WAYS = ("alone", "after", "during", "ddp")
 

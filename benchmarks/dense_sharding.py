@@ -28,7 +28,7 @@ from workloads.distributed.mesh import Mesh
 from workloads.sharding.materialise import Dense, materialise_model
 from workloads.training import device as devices
 from workloads.training.config import TrainConfig
-from workloads.training.train_step import TrainStep
+from workloads.training.step.train_step import TrainStep
 
 COLUMNS = ("architecture", "params", "dense parameters", "step ms", "peak GB", "held GB", "loss")
 

@@ -5,8 +5,8 @@
     python benchmarks/host_table_step.py --device cpu --small  # a rehearsal
 
 `engram` on a dense base, updated row by row in bf16, compiled and captured as trials train. Rows of
-the next batch are fetched while a step computes (`workloads/training/row_prefetch.py`). The ways
-take turns, each a block of steps from an idle GPU to an idle GPU; medians of blocks.
+the next batch are fetched while a step computes (`workloads/training/optimizer/row_prefetch.py`).
+The ways take turns, each a block of steps from an idle GPU to an idle GPU; medians of blocks.
 
 "over device" is the step with host tables over the one with tables on the GPU. "waiting" fetches
 nothing ahead, so each step waits for its rows. "bus" fetches and writes the rows and computes
@@ -33,10 +33,10 @@ from workloads.layers.memory.token_reads import token_readers
 from workloads.layers.modules.init import initialise
 from workloads.training import device
 from workloads.training.config import TrainConfig
-from workloads.training.cuda_graph import WARM_UP_STEPS, CapturedStep, capture_if_possible
-from workloads.training.row_prefetch import RowPrefetch
-from workloads.training.train_step import TrainStep
-from workloads.training.usage_schedule import set_usage_recording
+from workloads.training.optimizer.row_prefetch import RowPrefetch
+from workloads.training.step.cuda_graph import WARM_UP_STEPS, CapturedStep, capture_if_possible
+from workloads.training.step.train_step import TrainStep
+from workloads.training.step.usage_schedule import set_usage_recording
 
 VOCAB_SIZE = 8192
 N_BATCHES = 8

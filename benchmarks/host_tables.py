@@ -30,7 +30,7 @@ from workloads.kernels.weighted_bag.op import weighted_bag
 from workloads.layers.memory.host_offload import DIRECT_READS, fetch_rows
 from workloads.layers.memory.table import MemoryTable
 from workloads.training.config import TrainConfig
-from workloads.training.table_optimizer import TableOptimizer
+from workloads.training.optimizer.table_optimizer import TableOptimizer
 
 READING = "{:>7} {:>8} {:>9} {:>9} | {:>8} {:>9} {:>9} {:>9} {:>12} {:>5}"
 TUNING = "{:>7} {:>15} | {:>8} {:>9} {:>9} {:>12} | {:>13} {:>10} {:>5}"

@@ -14,7 +14,7 @@ import pandas as pd
 import analysis
 from analysis.loading.load import Runs
 from analysis.plotting.axes import caption, log_scale, margins, rounded
-from analysis.plotting.style import series_styles
+from analysis.plotting.style import MARKERS, marker_size, series_styles
 from analysis.scaling.outcomes import higher_is_better
 from analysis.scaling.tuned_setting import tuned_setting
 
@@ -45,16 +45,10 @@ STYLES = series_styles(
         "cosformer",
     )
 )
-"""Look of every architecture, the same on all pages. A new one comes last."""
-MARKS: tuple[Mapping[str, Any], ...] = (
-    {"marker": "o"},
-    {"marker": "o", "markerfacecolor": "white"},
-    {"marker": "s"},
-    {"marker": "s", "markerfacecolor": "white"},
-    {"marker": "^"},
-    {"marker": "^", "markerfacecolor": "white"},
-)
-"""Marks of the first, second, ... curve of one architecture, which share its colour."""
+"""Look of every architecture, the same on all pages. A new one comes last. Those that share a colour
+have other marks, and share no mark with a later curve of the other."""
+MOST_MARKS = 6
+"""Most curves of one architecture that have marks of their own."""
 BASE = "dense"
 """Architecture whose levels are drawn through figures of one size."""
 INIT = "model.output_init"
@@ -113,9 +107,11 @@ def draw_figure(runs: Runs, columns: Sequence[Column], path: Path) -> None:
                     panel.axhspan(*ends, color=look["color"], alpha=0.1, linewidth=0)
                 continue
             means = rows.groupby(at)[metric].mean()
-            panel.plot(means.index, means, **look, **MARKS[min(later, len(MARKS) - 1)])
+            look |= _mark(architecture, later)
+            panel.plot(means.index, means, **look)
             if rows["seed"].nunique() > 1:
-                panel.scatter(at, rows[metric], s=9, alpha=0.5, color=look["color"])
+                seeds = {"color": look["color"], "marker": look["marker"]}
+                panel.scatter(at, rows[metric], s=look["markersize"] ** 2 / 4, alpha=0.5, **seeds)
         panel.set(xlabel=label, ylabel=_axis_name(heading, panel.get_ylim(), "\n"))
         log_scale(panel, "x", *margins(across.dropna(), least=1.5), show=rounded, most=6)
     handles, names = axes[0][-1].get_legend_handles_labels()
@@ -227,6 +223,18 @@ def _loss(columns: Sequence[Column]) -> Column:
     return next((column for column in columns if column.metric == "valid/loss"), columns[0])
 
 
+def _mark(architecture: str, later: int) -> dict[str, Any]:
+    """Return the mark of an architecture's curve, by how many others stand before it.
+
+    The second is hollow, the third and fourth have the next mark but two, and so on.
+    """
+    later = min(later, MOST_MARKS - 1)
+    place = MARKERS.index(STYLES[architecture].marker) + 3 * (later // 2)
+    marker = MARKERS[place % len(MARKERS)]
+    hollow = {"markerfacecolor": "white"} if later % 2 else {}
+    return {"marker": marker, "markersize": marker_size(marker, 6.0), **hollow}
+
+
 def _later(curves: Sequence[tuple[str, str, pd.DataFrame]]) -> list[int]:
     """Return of each curve how many others of its architecture stand before it."""
     architectures = [architecture for architecture, *_ in curves]
@@ -257,11 +265,14 @@ def _axis_name(heading: str, ends: tuple[float, float], before: str = " ") -> st
 def _dots(
     curves: Sequence[tuple[str, str, pd.DataFrame]], columns: Sequence[Column], path: Path
 ) -> None:
-    """Draw one size of each: a line per configuration, best first, small dots for seeds."""
+    """Draw one size of each: a line per configuration, best first, a mark for each seed."""
     best = columns[0].metric
-    named = sorted(curves, key=lambda curve: float(curve[2][best].mean()))
+    ranked = sorted(
+        zip(curves, _later(curves), strict=True), key=lambda one: float(one[0][2][best].mean())
+    )
     if higher_is_better(best):
-        named.reverse()
+        ranked.reverse()
+    named = [curve for curve, _ in ranked]
     words = max(len(name) for _, name, _ in named)
     figure, axes = plt.subplots(
         1,
@@ -275,9 +286,20 @@ def _dots(
     shown = {line for (name, *_), line in zip(named, lines, strict=True) if name == BASE}
     levels = shown if len(named) > 2 else set()
     for panel, (metric, heading) in zip(axes[0], columns, strict=True):
-        for place, ((architecture, _, rows), line) in enumerate(zip(named, lines, strict=True)):
+        for place, (((architecture, _, rows), later), line) in enumerate(
+            zip(ranked, lines, strict=True)
+        ):
             colour, mean = STYLES[architecture].colour, rows[metric].mean()
-            panel.scatter(rows[metric], [place] * len(rows), s=16, color=colour, alpha=0.6)
+            mark = _mark(architecture, later)
+            panel.scatter(
+                rows[metric],
+                [place] * len(rows),
+                s=0.7 * mark["markersize"] ** 2,
+                marker=mark["marker"],
+                edgecolors=colour,
+                facecolors=mark.get("markerfacecolor", colour),
+                alpha=0.7,
+            )
             if len(rows) > 1:
                 panel.scatter(mean, place, s=70, marker="|", color="black")
             if levels and architecture == BASE:
@@ -287,7 +309,7 @@ def _dots(
         panel.grid(axis="both", alpha=0.3)
     axes[0][0].set_yticks(range(len(named)), [name for _, name, _ in named])
     several = any(len(rows) > 1 for *_, rows in named)
-    legend = "dots: seeds; black mark: their mean" if several else "dots: one seed of each"
+    legend = "marks: seeds; black line: their mean" if several else "marks: one seed of each"
     caption(figure, "; ".join([legend, *(LEVELS[line] for line in LEVELS if line in levels)]))
     figure.savefig(path, dpi=130)
     plt.close(figure)

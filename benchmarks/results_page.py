@@ -18,6 +18,7 @@ left out with `--drop` alone.
 
 import argparse
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,6 +37,7 @@ from analysis.loading.provenance import common_facts
 from analysis.loading.schema import ACCOUNTING, check_rows, exclusions, plain_row
 from orchestrator.planning.pricing import account
 from orchestrator.records.errors import ConfigError, ExperimentError, StoreError
+from orchestrator.records.provenance import MAX_DIFF_CHARACTERS
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import GPU_PEAK, TrialSpec
@@ -63,16 +65,24 @@ METRICS = {
 PROVENANCE = (
     "git_commit",
     "uncommitted_changes",
+    "changed_files",
     "device",
     "torch",
     "finished",
+    "ran",
     "data_sha256",
     "settings_id",
     "peak_gpu_bytes",
 )
 """Columns of the CSV that say where a trial comes from; empty where an older CSV lacks them.
-`settings_id` is the id that the trial would have whatever its data files held."""
+`changed_files` are those that the diff of uncommitted changes touches, `ran` is when attempts began
+and ended, in seconds since 1970, and `settings_id` is the id that the trial would have whatever its
+data files held."""
 UNKNOWN = "not recorded"
+MOST_FILES = 5
+"""Most changed files that the page names."""
+CUT = "…"
+"""Last of the changed files where the record of the diff is cut."""
 SETTINGS = ("data.", "model.", "train.")
 """Prefixes of the columns that say how a trial was made."""
 ROOT = Path(__file__).parents[1]
@@ -252,19 +262,30 @@ def _provenance(trial: TrialDir) -> dict[str, object]:
     spec, result, attempts = trial.spec(), trial.result() or {}, trial.attempts()
     # A later attempt may have begun, and found the result there.
     wrote = [a for a in attempts if a.number == result.get("attempt")] or attempts[-1:]
-    facts = common_facts([attempt.environment() or {} for attempt in wrote])
+    environments = [attempt.environment() or {} for attempt in wrote]
+    facts = common_facts(environments)
+    changed = [name for one in environments for name in _changed_files(one.get("git") or {})]
     shas = ", ".join(f"{key} {sha}" for key, sha in sorted(spec.data_sha256.items()))
     finished = result.get("finished_at")
     return {
         "git_commit": facts.get("git.commit"),
         "uncommitted_changes": {"True": True, "False": False}.get(facts.get("git.dirty", "")),
+        "changed_files": ", ".join(changed) or None,
         "device": facts.get("hardware.gpus") or facts.get("hardware.cpu"),
         "torch": facts.get("packages.torch"),
         "finished": finished and datetime.fromtimestamp(finished, UTC).date().isoformat(),
+        "ran": " ".join(f"{start:.3f}-{end:.3f}" for start, end in _spans(trial)) or None,
         "data_sha256": shas or None,
         "settings_id": _settings_id(spec),
         "peak_gpu_bytes": result.get("metrics", {}).get(GPU_PEAK),
     }
+
+
+def _changed_files(git: Mapping[str, Any]) -> list[str]:
+    """Return the files that a recorded diff touches, CUT last if it may touch more."""
+    diff = git.get("diff") or ""
+    files = re.findall(r'^diff --git .* "?b/(.*?)"?$', diff, re.MULTILINE)
+    return [*files, *([CUT] if len(diff) >= MAX_DIFF_CHARACTERS else [])]
 
 
 def _with_provenance(table: pd.DataFrame, known: Sequence[Mapping[str, object]]) -> pd.DataFrame:
@@ -489,20 +510,24 @@ def _cost(values: pd.Series) -> str:
     return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
 
 
-def _minutes(sweep: SweepDir) -> float:
-    """Return how long trials ran: pauses in which none did are left out."""
+def _spans(trial: TrialDir) -> list[tuple[float, float]]:
+    """Return when the attempts of a trial began and ended, in seconds since 1970."""
     spans = []
-    for trial in sweep.trials():
-        result = trial.result()
-        for attempt in trial.attempts():
-            launch = attempt.launch()
-            if launch is None:
-                continue
-            if result is not None and result.get("attempt", attempt.number) == attempt.number:
-                end = result["finished_at"]
-            else:  # with its last line, whenever its loss was noticed
-                end = max((line.t / 1000 for line in attempt.lines()), default=0.0)
-            spans.append((launch["started_at"], end))
+    result = trial.result()
+    for attempt in trial.attempts():
+        launch = attempt.launch()
+        if launch is None:
+            continue
+        if result is not None and result.get("attempt", attempt.number) == attempt.number:
+            end = result["finished_at"]
+        else:  # with its last line, whenever its loss was noticed
+            end = max((line.t / 1000 for line in attempt.lines()), default=0.0)
+        spans.append((launch["started_at"], end))
+    return spans
+
+
+def _minutes(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how long trials ran: pauses in which none did are left out."""
     seconds, until = 0.0, -math.inf
     for start, end in sorted(spans):
         seconds += max(0.0, end - max(start, until))
@@ -511,14 +536,19 @@ def _minutes(sweep: SweepDir) -> float:
 
 
 def _about(finished: Finished, sweep_dir: SweepDir) -> list[str]:
-    """Return the table of what was run; minutes are known of the runs folder alone."""
+    """Return the table of what was run; a CSV of an older page does not say when trials ran."""
     runs, table = finished.runs, finished.runs.table
-    there = table[~table["trial_id"].isin(finished.recorded)]
+    timed = table[table["ran"].notna()]
     training = (
         f"{_range(table['steps'])} steps of {_range(table['train.batch_tokens'])} tokens of "
         f"{_range(table['train.seq_len'])}"
     )
-    minutes, trial_minutes = _minutes(sweep_dir), there["train_seconds"].sum() / 60
+    spans = [tuple(map(float, one.split("-"))) for ran in timed["ran"] for one in ran.split(" ")]
+    # When trials ran that have not finished, the runs folder alone tells.
+    own = set(timed["trial_id"]) - set(finished.recorded)
+    others = [trial for trial in sweep_dir.trials() if trial.trial_id not in own]
+    minutes = _minutes([*spans, *(span for trial in others for span in _spans(trial))])
+    trial_minutes = timed["train_seconds"].sum() / 60
     seeds = ", ".join(map(str, sorted(set(table["seed"]))))
     device = [
         f"{_text(row.device)}, torch {_text(row.torch)}"
@@ -531,9 +561,10 @@ def _about(finished: Finished, sweep_dir: SweepDir) -> list[str]:
         "commands": f"`{_command(sweep_dir)}`, `python benchmarks/results_page.py {runs.sweep}`",
         "trials": f"{len(table)} finished, {len(runs.excluded)} not; seeds {seeds}",
     }
-    if finished.recorded:
+    untimed = set(finished.recorded) - set(timed["trial_id"])
+    if untimed:
         facts["recorded before"] = (
-            f"{plural(len(finished.recorded), 'trial')}, from {runs.sweep}.csv as it was; time is "
+            f"{plural(len(untimed), 'trial')}, from {runs.sweep}.csv as it was; time is "
             "of the others"
         )
     if finished.renamed:
@@ -544,7 +575,7 @@ def _about(finished: Finished, sweep_dir: SweepDir) -> list[str]:
     facts |= {
         "training": training,
         "code": _counted(
-            f"commit {row.git_commit}{' with uncommitted changes' * (row.uncommitted_changes is True)}"
+            f"commit {row.git_commit}{_changes(row)}"
             if _text(row.git_commit) != UNKNOWN
             else UNKNOWN
             for row in table.itertuples()
@@ -564,6 +595,26 @@ def _counted(values: Iterable[str]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return "; ".join(f"{value} ({plural(n, 'trial')})" for value, n in sorted(counts.items()))
+
+
+def _changes(row: Any) -> str:
+    """Return what a trial's code had beside its commit."""
+    if row.uncommitted_changes is not True:
+        return ""
+    files = [] if pd.isna(row.changed_files) else row.changed_files.split(", ")
+    least = "at least " * (CUT in files)
+    files = [name for name in files if name != CUT]
+    named, more = files[:MOST_FILES], len(files) - MOST_FILES
+    if more > 0:
+        named.append(f"{least}{more} more")
+    elif least:
+        named.append("others")
+    return f" with uncommitted changes{' in ' * bool(named)}{_listed(named)}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Return `a, b and c`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
 
 
 def _text(value: object) -> str:

@@ -54,12 +54,12 @@ _PLACES = (
     ("torch/_functorch/", "", "AOT"),
     ("torch/_dynamo/", "", "dynamo"),
     ("workloads/kernels/", "", "kernels"),
-    ("workloads/training/adamw.py", "", "optimizer"),
+    ("workloads/training/optimizer/adamw.py", "", "optimizer"),
     ("workloads/training/evaluate.py", "", "evaluation"),
     ("workloads/layers/modules/init.py", "", "model"),
     ("workloads/sharding/materialise.py", "", "model"),
     ("workloads/data/", "", "data"),
-    ("workloads/training/train_step.py", "", "step"),
+    ("workloads/training/step/train_step.py", "", "step"),
 )
 PLACES = ("CUDA context", "imports", "data", "model", "dynamo", "AOT", "Inductor")
 PLACES += ("Triton compile", "autotune", "C compiler", "Triton load", "cuBLAS", "attention")

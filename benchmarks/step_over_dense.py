@@ -7,7 +7,7 @@
 Each size is a process of its own. Where it has several models, one process each fills the caches of
 compiled kernels before, all at once. Then its models take turns: dense, the others, dense again, each alone on the
 GPU. Each has its line at once. "over dense" divides by the first dense; "dense again" shows how much
-the machine drifted. Medians of blocks of steps (`workloads/training/step_time.py`), with half their spread.
+the machine drifted. Medians of blocks of steps (`workloads/training/step/step_time.py`), with half their spread.
 Tables are updated row by row in bf16 (`table_optimizer: rowwise`) where `rowwise` is said, and by
 AdamW from the reads of a step where `deferred` is.
 """
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from orchestrator.sweep import registry
-from workloads.training.step_time import Setting, time_steps
+from workloads.training.step.step_time import Setting, time_steps
 
 ROWWISE = {"table_optimizer": "rowwise", "table_precision": "bf16"}
 DEFERRED = {"table_optimizer": "deferred_adamw"}

@@ -24,8 +24,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from orchestrator.sweep import registry
 from workloads.training import device as devices
 from workloads.training.config import TrainConfig
-from workloads.training.step_time import fresh_step
-from workloads.training.usage_schedule import set_usage_recording
+from workloads.training.step.step_time import fresh_step
+from workloads.training.step.usage_schedule import set_usage_recording
 
 KINDS = {
     "selection": (

@@ -26,8 +26,9 @@ _FURTHER = (
     "#90B46C",
 )
 COLOURS = (*_FIRST, *_FURTHER)
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "d", "h")
-"""Thirteen and the fifteen colours have no common divisor, so pairs repeat after 195 series."""
+MARKERS = ("o", "s", "X", "^", "v", "D", "P", "*", "<", "h", ">", "p", "d")
+"""Thirteen and the fifteen colours have no common divisor, so pairs repeat after 195 series. Series
+of one colour are two markers apart, and no two such markers look alike."""
 DASHES: Line = (0, (5.0, 1.6))
 
 

@@ -31,7 +31,7 @@ TRAINING_MODULES = (
 )
 """What a fork server imports for ranks that train; architectures and data sources come on top. A
 custom job imports what it needs by itself."""
-COMPILER_MODULES = ("workloads.training.compiler_imports",)
+COMPILER_MODULES = ("workloads.training.step.compiler_imports",)
 """What the first compilation would do in every rank: 3 s of a core. Imported where there are GPUs,
 since a CPU never compiles."""
 COMPILER_ENVIRONMENT = {

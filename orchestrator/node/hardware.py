@@ -8,6 +8,8 @@ from typing import Any
 
 import psutil
 
+from orchestrator.records.usable_gpus import gpu_ids
+
 
 def usable_cores() -> int:
     """Return the cores of the CPU affinity, or the cgroup's quota if that is less."""
@@ -41,9 +43,7 @@ def visible_gpus(
     """
     chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
-        return tuple(
-            gpu.strip() for gpu in chosen.split(",") if gpu.strip() not in ("", "-1", "NoDevFiles")
-        )
+        return gpu_ids(chosen)
     found = [path for path in devices.iterdir() if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(str(i) for i in range(len(found)))
 

@@ -1,6 +1,6 @@
 """Reporter of a rank: journal, heartbeat.json, progress board, requests to stop.
 
-`RankReporter` is the orchestrator's side of `workloads.training.reporter.Reporter`.
+`RankReporter` is the orchestrator's side of `workloads.training.metrics.reporter.Reporter`.
 """
 
 import logging

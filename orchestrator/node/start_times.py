@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 BEFORE_STEPS = ("data", "model", "start")
-"""Phases that a rank reports before it has taken a step (`workloads.training.reporter`)."""
+"""Phases that a rank reports before it has taken a step (`workloads.training.metrics.reporter`)."""
 
 
 class StartTimes:

@@ -29,7 +29,7 @@ COMPILER_PACKAGES = (
     "torch._inductor.compile_fx",
     "torch._inductor.runtime.triton_heuristics",
 )
-"""What `workloads.training.compiler_imports` imports, where there are GPUs."""
+"""What `workloads.training.step.compiler_imports` imports, where there are GPUs."""
 
 
 class WarmInterpreter:

@@ -4,7 +4,7 @@ The work itself is a function `job(request, spec, reporter) -> metrics`, named i
 `train`, below, is the one that trains; another one may be given as `module:function` or
 `/path/to/file.py:function`. It must obey the contract of `workloads.training.train.run`: resume
 from the trial's checkpoints folder, poll `reporter.should_stop()` once per step, and raise
-`workloads.training.reporter.Interrupted` after checkpointing when asked to stop.
+`workloads.training.metrics.reporter.Interrupted` after checkpointing when asked to stop.
 """
 
 import contextlib

@@ -22,6 +22,7 @@ from orchestrator.planning.runtime_prior import (
     matmul_flops_per_second,
     predict_runtime,
 )
+from orchestrator.planning.step_seconds import StepSeconds
 from orchestrator.records import liveness
 from orchestrator.records.errors import StoreError
 from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
@@ -144,6 +145,7 @@ def make_plan(
     alive = liveness.is_alive(snapshot.path, snapshot.controller)
     known = [trial.spec for trial in snapshot.trials.values()]
     prices: dict[Hashable, dict[str, float]] = {}
+    timed = StepSeconds(sweep.step_times.values())
 
     def plan_trial(spec: TrialSpec) -> PlannedTrial:
         on_gpu = on_gpus and spec.resources.gpus != 0
@@ -153,7 +155,9 @@ def make_plan(
             if spec.trial_id in snapshot.unreadable
             else _compare(spec, snapshot.trials.get(spec.trial_id), known, alive=alive)
         )
-        time = predict_runtime(spec, measured, flops_per_second=rate, on_gpu=on_gpu)
+        time = timed.predict(spec, sweep.matches.get(spec.trial_id), on_gpu=on_gpu)
+        if time is None:
+            time = predict_runtime(spec, measured, flops_per_second=rate, on_gpu=on_gpu)
         return PlannedTrial(spec=spec, status=status, why=why, runtime=time, remaining=remaining)
 
     planned = [plan_trial(spec) for spec in sweep.trials]

@@ -52,7 +52,8 @@ class RuntimePrediction:
 
     seconds: float
     source: str
-    """measured (same architecture here), scaled (another architecture here) or guess."""
+    """steps (timed for a match), measured (same architecture here), scaled (another one here) or
+    guess."""
     factors: tuple[float, float] = (1.0, 1.0)
     """Smallest and largest true time over `seconds`; of a guess, and of what is carried `FAR`."""
 

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 import orchestrator
+from orchestrator.records.usable_gpus import usable_gpus
 
 PACKAGES = (
     *("memscale", "torch", "triton", "numpy", "einops", "tokenizers", "ray", "mlflow"),
@@ -86,7 +87,11 @@ def record_environment(*, code: Path | None = None) -> dict[str, Any]:
         },
         "packages": package_versions(PACKAGES),
         "system": {"platform": platform.platform(), "libc": " ".join(platform.libc_ver())},
-        "hardware": {**processors(), "memory_bytes": psutil.virtual_memory().total, "gpus": gpus()},
+        "hardware": {
+            **processors(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "gpus": usable_gpus(gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")),
+        },
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
 

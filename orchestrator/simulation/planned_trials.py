@@ -74,6 +74,7 @@ def rate_text(plan: Plan, cluster: ClusterSpec) -> str:
         return f"at {cluster.gpu_flops:.2g} FLOP/s a GPU, as given; a share of a GPU gets its share"
     rate = f" ({GUESS_GPU_FLOPS_PER_SECOND:.0e} FLOP/s a GPU; say gpu_flops=…)"
     text = {
+        "steps": "from measured step times; a share of a GPU gets its share",
         "measured": "from trials of the same architecture measured here",
         "scaled": "scaled from other trials measured here",
         "guess": f"a guess{rate if cluster.gpus else ''}",

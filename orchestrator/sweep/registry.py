@@ -128,13 +128,13 @@ def accounting() -> ModuleType:
 
 
 def training_memory() -> ModuleType:
-    """Return workloads.training.peak_memory: what training holds at once on one rank."""
-    return importlib.import_module("workloads.training.peak_memory")
+    """Return workloads.training.memory_estimate.peak_memory: what training holds on one rank."""
+    return importlib.import_module("workloads.training.memory_estimate.peak_memory")
 
 
 def micro_batch() -> ModuleType:
-    """Return workloads.training.micro_batch: passes that fit a GPU's memory."""
-    return importlib.import_module("workloads.training.micro_batch")
+    """Return workloads.training.memory_estimate.micro_batch: passes that fit a GPU's memory."""
+    return importlib.import_module("workloads.training.memory_estimate.micro_batch")
 
 
 def trained_model() -> ModuleType:

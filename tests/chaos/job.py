@@ -8,7 +8,7 @@ import json
 import os
 import time
 
-from workloads.training.reporter import Interrupted
+from workloads.training.metrics.reporter import Interrupted
 
 
 def run(request, spec, reporter):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.unit.workloads.training.test_host_table_kill import check
+from tests.unit.workloads.training.optimizer.test_host_table_kill import check
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,9 +14,9 @@ from workloads.layers.memory.host_offload import empty_on_host
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import Place, materialise_model
-from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
-from workloads.training.table_optimizer import RULE_OF
+from workloads.training.optimizer.adamw import Optimizer
+from workloads.training.optimizer.table_optimizer import RULE_OF
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from tests.unit.workloads.training.test_row_prefetch import (
+from tests.unit.workloads.training.optimizer.test_row_prefetch import (
     BY_TOKEN,
     batches,
     engram_job,
@@ -17,8 +17,8 @@ from tests.unit.workloads.training.test_row_prefetch import (
 from workloads.checkpoint import checkpoint
 from workloads.layers.memory.host_offload import empty_on_host
 from workloads.layers.memory.host_rows import gather, items_of, scatter
-from workloads.training.cuda_graph import CapturedStep, capture_if_possible
 from workloads.training.device import gpu_stream, numerics
+from workloads.training.step.cuda_graph import CapturedStep, capture_if_possible
 
 pytestmark = [
     pytest.mark.gpu,

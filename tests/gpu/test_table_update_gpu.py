@@ -12,8 +12,8 @@ from workloads.kernels.table_update.update_rules import Rule, new_state
 from workloads.kernels.weighted_bag.reference import row_products
 from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.table import MemoryTable
-from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
+from workloads.training.optimizer.adamw import Optimizer
 
 pytestmark = [
     pytest.mark.gpu,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from workloads.training.metrics.reporter import Interrupted
 from workloads.training.rank_job import RankJob
-from workloads.training.reporter import Interrupted
 from workloads.training.train import run
 
 pytestmark = [

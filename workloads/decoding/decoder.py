@@ -20,7 +20,7 @@ from workloads.distributed.local_part import is_sharded
 from workloads.layers.cache import Cache
 from workloads.sharding.fsdp import only_forward
 from workloads.training import device
-from workloads.training.cuda_graph import waits_for_host
+from workloads.training.step.cuda_graph import waits_for_host
 
 Ended = Callable[[int, Sequence[int]], bool]
 """Told a sequence's number and its tokens so far after each one; whether it is complete."""

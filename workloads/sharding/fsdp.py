@@ -78,7 +78,7 @@ def shard_dense(
     for block in blocks:
         recompute_autocast_copies(block, may_compile=here.type == "cuda")
     if isinstance(model, Transformer):
-        # Head and loss are compiled together, apart from the blocks (`training/compilation.py`).
+        # Head and loss are compiled together, apart from blocks (`training/step/compilation.py`).
         model.gathered_hidden = model.hidden
         register_fsdp_forward_method(model, "gathered_hidden")
     for module in _fsdp_modules(model):

@@ -18,14 +18,13 @@ rows.
 from collections.abc import Sequence
 from typing import Self
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.distributed.collectives import Pending
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
-from workloads.kernels.weighted_bag.gaps import places_by_rank
+from workloads.kernels.block_bucketize.op import bucketize, local_ids, unbucketize
 from workloads.sharding.table_route import PendingReads, TableRoute, added_up
 from workloads.sharding.table_shard import TableShard
 
@@ -69,16 +68,23 @@ class RowParallelRoute(TableRoute):
 
     def send_scalars_with_ids(self, x: Float[Tensor, "bags bag_size"]) -> PendingReads:
         """Send ids and scalars to all ranks in one message."""
-        places = self._places()
-        return self._reads(_put(self.ids, places), _put(x, places))
+        return self._send_with_ids(
+            x, write=lambda *message: self._by_holder(self.ids, x, out=message)
+        )
 
     def send_vectors_with_ids(self, x: Float[Tensor, "bags width"]) -> PendingReads:
         """Send ids and whole vectors to all ranks in one message."""
-        return self._reads(_put(self.ids, self._places()), x)
+        return self._send_with_ids(
+            x,
+            write=lambda ids, vectors: (
+                self._by_holder(self.ids, out=[ids]),
+                vectors.copy_(x),
+            ),
+        )
 
     def send_scalars(self, x: Float[Tensor, "bags bag_size"]) -> Pending:
         """Send the scalars to all ranks."""
-        return super().send_scalars(_put(x, self._places()))
+        return super().send_scalars(*self._by_holder(x))
 
     def send_vectors(self, x: Float[Tensor, "bags width"]) -> Pending:
         """Send whole vectors to all ranks."""
@@ -87,40 +93,17 @@ class RowParallelRoute(TableRoute):
     def return_scalars(self, x: Float[Tensor, "held_bags bag_size"]) -> Pending:
         """Send each rank its bags, where each scalar is taken from the rank that holds its row."""
         pending = self._of_own_bags(x)
-        taken = self._ranks() * self.ids.shape[1] + self._places()
-        return lambda: pending().transpose(0, 1).flatten(1).gather(1, taken)
+        return lambda: unbucketize(self.ids, pending(), n_rows=self._n_rows)
 
     def return_vectors(self, x: Float[Tensor, "held_bags width"]) -> Pending:
         """Send each rank its bags' sums, where they are added up."""
         pending = self._of_own_bags(x)
         return lambda: added_up(pending())
 
-    def _reads(self, ids: Tensor, second: Tensor) -> PendingReads:
-        pending = self._send_with_ids(ids, second)
+    def _by_holder(self, *scalars: Tensor, out: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
+        """Return scalars of own reads, in each bag in the order of the ranks that hold the rows."""
+        return bucketize(self.ids, scalars, n_rows=self._n_rows, n_ranks=self.memory.size, out=out)
 
-        def wait() -> tuple[Tensor, Tensor]:
-            held, values = pending()
-            return self._local(held), values
-
-        return wait
-
-    def _places(self) -> Int[Tensor, "bags bag_size"]:
-        """Return where each own read stands in its bag once they are in the order of the ranks."""
-        return places_by_rank(self._ranks(), self.memory.size)
-
-    def _ranks(self) -> Int[Tensor, "bags bag_size"]:
-        """Return the rank that holds the row of each own read."""
-        # `local_range` begins at rank * n_rows // size; this is the last rank for which that is at
-        # most the id.
-        return ((self.ids.long() + 1) * self.memory.size - 1) // self._n_rows
-
-    def _local(self, ids: Int[Tensor, "held_bags bag_size"]) -> Tensor:
+    def _local_ids(self, ids: Sequence[Int[Tensor, "_ bag_size"]]) -> Int[Tensor, "_ bag_size"]:
         """Return ids counted from the first row here; of rows held elsewhere, the number here."""
-        rows = self.memory.local_range(self._n_rows)
-        ids = ids - rows.start
-        return torch.where((ids >= 0) & (ids < len(rows)), ids, len(rows))
-
-
-def _put(x: Tensor, places: Int[Tensor, "bags bag_size"]) -> Tensor:
-    """Return the scalars of reads at these places of their bags."""
-    return torch.empty_like(x).scatter_(1, places, x)
+        return local_ids(ids, self.memory.local_range(self._n_rows))

@@ -13,7 +13,6 @@ from workloads.distributed.collectives import (
     TensorSpec,
     all_gather,
     all_to_all,
-    pack,
     packed_words,
     unpack,
 )
@@ -82,7 +81,9 @@ class TableRoute(ABC):
 
     def send_scalars_with_ids(self, x: Float[Tensor, "bags bag_size"]) -> PendingReads:
         """Send ids, and a scalar with each, to all ranks in one message."""
-        return self._send_with_ids(self.ids, x)
+        return self._send_with_ids(
+            x, write=lambda ids, scalars: (ids.copy_(self.ids), scalars.copy_(x))
+        )
 
     def send_scalars(self, x: Float[Tensor, "bags bag_size"]) -> Pending:
         """Send the scalars alone to all ranks; [held_bags, bag_size] arrives."""
@@ -144,22 +145,33 @@ class TableRoute(ABC):
             for chunk in self._chunks
         ]
 
-    def _send_with_ids(self, ids: Tensor, second: Tensor) -> PendingReads:
-        """Send ids and scalars, or vectors, of all bags to all ranks in one message."""
-        specs = [[self._spec(n, ids), self._spec(n, second)] for n in self.bags_per_rank]
+    def _send_with_ids(
+        self, second: Tensor, *, write: Callable[[Tensor, Tensor], object]
+    ) -> PendingReads:
+        """Send ids and scalars, or vectors, of all bags to all ranks in one message.
+
+        Args:
+            second: What is sent with the ids.
+            write: Fills the message, given where in it ids and second tensor belong.
+        """
+        specs = [[self._spec(n, each) for each in (self.ids, second)] for n in self.bags_per_rank]
         # Collectives want equal lengths, so shorter messages are padded with arbitrary numbers.
-        message = ids.new_empty(max(map(packed_words, specs)), dtype=torch.int64)
+        message = self.ids.new_empty(max(map(packed_words, specs)), dtype=torch.int64)
         own = specs[self.memory.rank]
-        pack([ids, second], own, message[: packed_words(own)])
+        write(*unpack(message[: packed_words(own)], own))
         pending = all_gather(self.memory, message)
 
         def wait() -> tuple[Tensor, Tensor]:
             messages = zip(pending(), specs, strict=True)
             unpacked = [unpack(message[: packed_words(spec)], spec) for message, spec in messages]
             held, seconds = zip(*unpacked, strict=True)
-            return torch.cat(held), torch.cat(seconds)
+            return self._local_ids(held), torch.cat(seconds)
 
         return wait
+
+    def _local_ids(self, ids: Sequence[Int[Tensor, "_ bag_size"]]) -> Int[Tensor, "_ bag_size"]:
+        """Return what arrived of all ranks as one tensor, counted from the first row here."""
+        return torch.cat(list(ids))
 
     def _of_own_bags(self, x: Float[Tensor, "held_bags n"]) -> Pending:
         """Send each rank what is of its bags; [ranks, bags, n] arrives."""
@@ -183,5 +195,6 @@ class TableRoute(ABC):
 
 def added_up(parts: Float[Tensor, "ranks bags n"]) -> Float[Tensor, "bags n"]:
     """Return the sum over the ranks, taken in fp32 or wider."""
-    wide = torch.promote_types(parts.dtype, torch.float32)
-    return parts.sum(0, dtype=wide).to(parts.dtype)
+    # torch sums numbers of 16 bits in fp32. To ask for that would write the wide sums and read them
+    # again, which autocast does where no type is named.
+    return parts.sum(0, dtype=parts.dtype)

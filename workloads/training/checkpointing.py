@@ -13,9 +13,9 @@ from workloads.checkpoint.state_split import local_shards, merge_state, split_st
 from workloads.checkpoint.tensor_block import TensorBlock
 from workloads.distributed.local_part import local_shard
 from workloads.distributed.process_group import RankGroup
-from workloads.training.adamw import Optimizer
-from workloads.training.divergence import DivergenceDetector
-from workloads.training.reporter import Reporter
+from workloads.training.metrics.divergence import DivergenceDetector
+from workloads.training.metrics.reporter import Reporter
+from workloads.training.optimizer.adamw import Optimizer
 
 MIN_PAUSE_OVER_COST = 10
 """Pause between checkpoints over the seconds that writing the last one took."""

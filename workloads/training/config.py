@@ -57,8 +57,8 @@ class TrainConfig:
     table_optimizer: Literal["adamw", "deferred_adamw", "lazy_adamw", "rowwise", "sgd"] = "adamw"
     """How memory values are updated. adamw: as everything else, from a gradient as large as the
     table. The others make one update a step from the reads alone
-    (`workloads/training/table_optimizer.py`): deferred_adamw the same, lazy_adamw for the rows that
-    were read, rowwise with one second moment per row and no first, sgd with none."""
+    (`workloads/training/optimizer/table_optimizer.py`): deferred_adamw the same, lazy_adamw for the
+    rows that were read, rowwise with one second moment per row and no first, sgd with none."""
     table_clip: Literal["exact", "previous"] = "exact"
     """Norm that memory values are clipped by: this step's, or the step before's, which costs no
     pass of its own. Only exact with adamw."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from workloads.layers.modules.init import initialise
-from workloads.training.cuda_graph import CapturedStep
-from workloads.training.device_use import DeviceUse
+from workloads.training.metrics.device_use import DeviceUse
 from workloads.training.rank_job import RankJob
-from workloads.training.train_step import TrainStep
+from workloads.training.step.cuda_graph import CapturedStep
+from workloads.training.step.train_step import TrainStep
 
 _STEP = "step"
 

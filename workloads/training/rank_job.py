@@ -44,13 +44,13 @@ class RankJob:
     the time. 0: one after every step, whatever it costs."""
     micro_batch_tokens: int | None = None
     """Tokens per forward pass and rank, at least seq_len. None: on a GPU as many as fit by the
-    memory estimate (`micro_batch.py`), on a CPU as many as keep the logits in reusable memory
-    (`device.MAX_CPU_LOGITS`)."""
+    memory estimate (`memory_estimate/micro_batch.py`), on a CPU as many as keep the logits in
+    reusable memory (`device.MAX_CPU_LOGITS`)."""
     activation_checkpointing: bool | None = None
     """Whether blocks run again for the backward pass. None: on a GPU where the memory estimate asks
     for it, on a CPU never."""
     memory_halvings: int = 0
-    """How often a GPU's memory was too small for what `micro_batch.py` chose."""
+    """How often a GPU's memory was too small for what `memory_estimate/micro_batch.py` chose."""
     n_threads: int = 1
     device: str = "auto"
     """auto, cpu or cuda."""
@@ -69,7 +69,7 @@ class RankJob:
     """Whether each rank holds all parameters but the tables, or a shard (`sharding/fsdp.py`)."""
     compile: bool = True
     """On a GPU, compile blocks and loss, and capture whole steps as CUDA graphs where that is
-    possible (`compilation.py`, `cuda_graph.py`). A CPU always runs uncompiled."""
+    possible (`step/compilation.py`, `step/cuda_graph.py`). A CPU always runs uncompiled."""
     rendezvous: Path | None = None
     """File through which several ranks find each other; on storage that they share."""
     address: str | None = None

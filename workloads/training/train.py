@@ -30,17 +30,17 @@ from workloads.sharding.table_shard import count_params
 from workloads.training import device, kept_step
 from workloads.training.benchmark_hook import BenchmarkHook
 from workloads.training.checkpointing import TrainState, latest_checkpoint
-from workloads.training.compilation import share_compile_cache
 from workloads.training.config import TrainConfig
-from workloads.training.cuda_graph import CapturedStep, capture_if_possible
-from workloads.training.device_use import DeviceUse, device_use
-from workloads.training.metrics_log import Stopwatch
-from workloads.training.micro_batch import plan_passes
-from workloads.training.phase_timer import HostEvent, PhaseTimer
+from workloads.training.memory_estimate.micro_batch import plan_passes
+from workloads.training.metrics.device_use import DeviceUse, device_use
+from workloads.training.metrics.metrics_log import Stopwatch
+from workloads.training.metrics.reporter import ProgressReporter, Reporter
 from workloads.training.pretrained_start import start_from
 from workloads.training.rank_job import RankJob, section_config
-from workloads.training.reporter import ProgressReporter, Reporter
-from workloads.training.train_step import Autocast, TrainStep, even_passes, rows_per_pass
+from workloads.training.step.compilation import share_compile_cache
+from workloads.training.step.cuda_graph import CapturedStep, capture_if_possible
+from workloads.training.step.phase_timer import HostEvent, PhaseTimer
+from workloads.training.step.train_step import Autocast, TrainStep, even_passes, rows_per_pass
 from workloads.training.trained_model import text_tokenizer
 from workloads.training.trainer import Benchmarks, Trainer
 
@@ -64,7 +64,7 @@ def run(
     Raises:
         Interrupted: The reporter asked to stop; a checkpoint of that step is complete.
         Diverged: The loss or a gradient is not finite, or the loss exploded
-            (`workloads/training/divergence.py`).
+            (`workloads/training/metrics/divergence.py`).
         process_group.CommunicationError: The ranks did not find, or lost, each other.
         ValueError: A section of the job is wrong, or its data have changed.
     """

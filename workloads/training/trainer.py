@@ -14,16 +14,16 @@ from workloads.training import device
 from workloads.training.benchmark_hook import BenchmarkHook, ModelInTraining
 from workloads.training.checkpointing import Checkpointer, TrainState
 from workloads.training.config import TrainConfig
-from workloads.training.cuda_graph import CapturedStep
 from workloads.training.data_loader import DataLoader
-from workloads.training.device_use import DeviceUse
 from workloads.training.evaluate import evaluate
-from workloads.training.lr_schedule import evaluation_steps, learning_rate, value_lr_ratio
-from workloads.training.metrics_log import PendingMetrics, Stopwatch, Throughput
+from workloads.training.metrics.device_use import DeviceUse
+from workloads.training.metrics.metrics_log import PendingMetrics, Stopwatch, Throughput
+from workloads.training.metrics.reporter import Interrupted, Reporter
+from workloads.training.optimizer.lr_schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.training.rank_job import RankJob
-from workloads.training.reporter import Interrupted, Reporter
-from workloads.training.train_step import Autocast, TrainStep
-from workloads.training.usage_schedule import (
+from workloads.training.step.cuda_graph import CapturedStep
+from workloads.training.step.train_step import Autocast, TrainStep
+from workloads.training.step.usage_schedule import (
     UsageSchedule,
     rows_ever_read,
     set_usage_recording,

@@ -237,6 +237,7 @@ def _totals(plan: Plan, *, slots: int) -> Text:
     sources = sorted({t.runtime.source for t in todo})
     extrapolated = any(t.runtime.extrapolated for t in todo)
     how = {
+        "steps": "from measured step times",
         "measured": "from trials measured here",
         "scaled": "scaled from other trials measured here",
         "guess": f"a guess, {between}; measured after the first run",

@@ -49,11 +49,30 @@ class Timer(Protocol):
     """Times optimizer steps of models, in turns."""
 
     def time(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what `workloads/training/step_time.py` answers to the request.
+        """Return what `workloads/training/step/step_time.py` answers to the request.
 
         Raises:
             StepTimeError: If nothing could be measured.
         """
+
+
+def timed_training(train: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
+    """Return what decides a step's time beside the model: parts of the train section, and tokens.
+
+    Args:
+        train: Every field of the section.
+        vocab_size: Of the data.
+    """
+    tables = [train[f"table_{name}"] for name in ("optimizer", "clip", "precision")]
+    return {
+        "vocab_size": vocab_size,
+        "seq_len": train["seq_len"],
+        "batch_tokens": train["batch_tokens"],
+        "precision": train["precision"],
+        "clips": train["grad_clip"] is not None,
+        # The default is left out: what was measured before there were others stays found.
+        **({} if train["table_optimizer"] == "adamw" else {"tables": tables}),
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +97,6 @@ class StepTimeQuery:
         match = self.match
         model = _section(self.architecture, self.model)
         model.pop(self.field, None)
-        train = self.train
-        tables = [train.table_optimizer, train.table_clip, train.table_precision]
         return {
             "solve": self.field,
             "model": model,
@@ -87,13 +104,7 @@ class StepTimeQuery:
             if self.other is None
             else _section(str(match.architecture), self.other),
             "step_s": match.target_number,
-            "vocab_size": self.frame.vocab_size,
-            "seq_len": self.frame.seq_len,
-            "batch_tokens": self.frame.batch_tokens,
-            "precision": train.precision,
-            "clips": train.grad_clip is not None,
-            # The default is left out: what was measured before there were others stays found.
-            **({} if train.table_optimizer == "adamw" else {"tables": tables}),
+            **timed_training(dataclasses.asdict(self.train), self.frame.vocab_size),
         }
 
     @property

@@ -1,4 +1,4 @@
-"""Timer of optimizer steps: a `workloads.training.step_time` process."""
+"""Timer of optimizer steps: a `workloads.training.step.step_time` process."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from typing import IO, Any
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import ExperimentError
 
-COMMAND = (sys.executable, "-P", "-m", "workloads.training.step_time")
+COMMAND = (sys.executable, "-P", "-m", "workloads.training.step.step_time")
 ANSWER_S = 900.0
 """A measurement takes seconds, and minutes where a model is built that fills the machine."""
 END_S = 5.0
@@ -55,7 +55,7 @@ class StepTimer:
         self.close()
 
     def time(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request; both are described in `workloads/training/step_time.py`.
+        """Return the answer to a request (`workloads/training/step/step_time.py` describes both).
 
         Raises:
             StepTimeError: If the process cannot measure it, ends, or does not answer.

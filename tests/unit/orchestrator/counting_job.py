@@ -17,7 +17,7 @@ import signal
 import threading
 from pathlib import Path
 
-from workloads.training.reporter import Diverged, Interrupted
+from workloads.training.metrics.reporter import Diverged, Interrupted
 
 POLL_S = 0.005
 

@@ -1,8 +1,9 @@
 """Lookups in a part of a table: reads of rows that are held elsewhere are skipped.
 
 Their id is the number of rows held here. Sums leave them out, products of them may be anything, and
-no row counts as read by them. Those of a bag that are made stand side by side (`places_by_rank`),
-so that kernels pass over the others in one step. Autograd does not see through these.
+no row counts as read by them. Those of a bag that are made stand side by side
+(`kernels/block_bucketize`), so that kernels pass over the others in one step. Autograd does not see
+through these.
 """
 
 from importlib import import_module
@@ -48,17 +49,3 @@ def nearest_rows(
 ) -> tuple[Int[Tensor, "bags bag_size"], Float[Tensor, "bags bag_size"]]:
     """Return ids and weights in which a skipped read is one of the last row with weight 0."""
     return ids.clamp(max=len(part) - 1), torch.where(ids < len(part), weights, 0)
-
-
-def places_by_rank(
-    ranks: Int[Tensor, "bags bag_size"], n_ranks: int
-) -> Int[Tensor, "bags bag_size"]:
-    """Return where each read of a bag stands once they are in the order of their ranks.
-
-    Those of one rank keep their order. `ranks` are below `n_ranks`.
-    """
-    if uses_triton(ranks):
-        triton = import_module("workloads.kernels.weighted_bag.triton")
-        places: Tensor = triton.places_by_rank(ranks, n_ranks)
-        return places
-    return ranks.argsort(dim=1, stable=True).argsort(dim=1)

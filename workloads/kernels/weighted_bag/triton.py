@@ -146,21 +146,6 @@ def reads_made(ids: Int[Tensor, "bags bag_size"], n_rows: int) -> Int[Tensor, "b
     return found
 
 
-def places_by_rank(
-    ranks: Int[Tensor, "bags bag_size"], n_ranks: int
-) -> Int[Tensor, "bags bag_size"]:
-    """Return `gaps.places_by_rank`."""
-    # Not `empty_like`, which would take over strides.
-    places = torch.empty(ranks.shape, dtype=torch.int64, device=ranks.device)
-    if ranks.numel():
-        bag_size = ranks.shape[1]
-        _places[(len(ranks),)](
-            ranks.contiguous(), places, n_ranks, bag_size,
-            WIDTH=triton.next_power_of_2(bag_size), num_warps=1,
-        )  # fmt: skip
-    return places
-
-
 @triton.jit
 def _span(spans, bag, bag_size, GAPS: tl.constexpr):
     """Return the first read of a bag that is made, and the end of those that are."""
@@ -270,19 +255,3 @@ def _reads_made(ids, spans, n_rows, bag_size, WIDTH: tl.constexpr):
     first = tl.min(tl.where(here, at, WIDTH), axis=0)
     tl.store(spans + 2 * bag, first)
     tl.store(spans + 2 * bag + 1, first + tl.sum(here.to(tl.int32), axis=0))
-
-
-@triton.jit
-def _places(ranks, places, n_ranks, bag_size, WIDTH: tl.constexpr):
-    bag = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, WIDTH)
-    live = at < bag_size
-    rank = tl.load(ranks + bag * bag_size + at, mask=live, other=-1)
-    place = tl.zeros([WIDTH], tl.int32)
-    before = 0
-    for each in range(n_ranks):
-        here = rank == each
-        count = here.to(tl.int32)
-        place = tl.where(here, before + tl.cumsum(count, axis=0) - 1, place)
-        before += tl.sum(count, axis=0)
-    tl.store(places + bag * bag_size + at, place.to(tl.int64), mask=live)

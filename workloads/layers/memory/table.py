@@ -74,12 +74,13 @@ class MemoryTable(nn.Module):
         """Whether the values lie in host memory (`host_offload.py`), whatever device computes with
         them."""
         self.prefetched = False
-        """Whether training steps read copies (`training/row_prefetch.py`), of host tables only."""
+        """Whether training steps read copies (`training/optimizer/row_prefetch.py`), of host tables
+        only."""
         self.held: HeldRows | None = None
         """The copies that this step reads; None: the values themselves are read."""
 
     def defer_gradient(self, *, prefetched: bool = False) -> None:
-        """Keep the gradient sparse from now on, for `training/table_optimizer.py`."""
+        """Keep the gradient sparse from now on, for `training/optimizer/table_optimizer.py`."""
         self.prefetched = prefetched
         self.sparse_gradient = SparseGradient(
             fetch_rows if self.on_host and not prefetched else None, device=self.weight.device

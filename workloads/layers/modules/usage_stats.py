@@ -1,9 +1,9 @@
 """Usage statistics of table rows and experts in training.
 
-The trainer has only some steps recorded (`training/usage_schedule.py`) and "all" below speaks of
-those; "ever" of every step. All of it lies in buffers, so a resumed run reports what an undisturbed
-one would. Weights are counted in integers, so that their sum does not depend on the order of
-addition.
+The trainer has only some steps recorded (`training/step/usage_schedule.py`) and "all" below speaks
+of those; "ever" of every step. All of it lies in buffers, so a resumed run reports what an
+undisturbed one would. Weights are counted in integers, so that their sum does not depend on the
+order of addition.
 """
 
 from abc import ABC, abstractmethod

@@ -68,7 +68,7 @@ def write(synthetic, tmp_path):
 
 @pytest.fixture
 def page(results_page, results_figure, tmp_path, monkeypatch):
-    """Return a function that makes the page: its lines, and the figures that were drawn.
+    """Give a function that makes the page: its lines, and the figures that were drawn.
 
     `written`: whether the figures' files are, which takes most of the time.
     """
@@ -85,7 +85,8 @@ def page(results_page, results_figure, tmp_path, monkeypatch):
         monkeypatch.undo()
         return (tmp_path / "out" / "facts.md").read_text().splitlines(), figures
 
-    return make
+    yield make
+    results_figure.plt.close("all")
 
 
 def rows(lines):
@@ -322,6 +323,41 @@ def test_every_architecture_has_a_look_of_its_own(results_figure):
     # Those beyond fifteen have colours again, with other markers.
     looks = {(style.colour, style.marker) for style in results_figure.STYLES.values()}
     assert len(looks) == len(results_figure.STYLES)
+    # Nor does a later curve of one look like any curve of another.
+    marks = [
+        (style.colour, mark["marker"], "markerfacecolor" in mark)
+        for name, style in results_figure.STYLES.items()
+        for mark in (results_figure._mark(name, later) for later in range(6))
+    ]
+    assert len(set(marks)) == len(marks)
+
+
+def test_rows_of_more_architectures_than_colours_differ_in_their_marks(write, page, results_figure):
+    for place, name in enumerate(results_figure.STYLES):
+        write(name, 0, **{"valid/loss": 3.0 + place / 10})
+    write("dense", 0, init="depth_scaled", **{"valid/loss": 2.0})
+
+    _, figures = page(written=False)
+    panel = figures[-1].axes[0]
+    results_figure.plt.close("all")
+
+    def looks(dots):
+        """Return the colour of the edge, whether it is filled, and the mark's outline."""
+        shape = dots.get_paths()[0].vertices.round(3).tobytes()
+        return (
+            *dots.get_edgecolor()[0][:3],
+            dots.get_facecolor()[0][:3].tolist() == [1, 1, 1],
+            shape,
+        )
+
+    drawn = [looks(dots) for dots in panel.collections]
+    assert len(set(drawn)) == len(drawn) == len(results_figure.STYLES) + 1
+    # Plain dense is filled on all pages, also where it is not the better of the two.
+    labels = [label.get_text() for label in panel.get_yticklabels()]
+    filled = {labels[place]: not look[3] for place, look in enumerate(drawn)}
+    assert [name for name, full in filled.items() if not full] == [
+        "dense, output_init depth_scaled"
+    ]
 
 
 def _module(name):
@@ -364,7 +400,10 @@ def trials(tmp_path):
 
 @pytest.fixture
 def run(synthetic, tmp_path):
-    """Return a function that submits a sweep file and finishes those of its trials it is given."""
+    """Return a function that submits a sweep file and finishes those of its trials it is given.
+
+    Those of one rate run for 60 s at once.
+    """
 
     def part(file, specs, done, **metrics):
         sweep = SweepDir(tmp_path / "runs" / "facts")
@@ -375,9 +414,19 @@ def run(synthetic, tmp_path):
             asked = {RECALL: 1 / loss, EXACT: 0.5 / loss, f"{EXACT}_stderr": 0.01 * loss}
             values = {"valid/loss": loss, **asked, **metrics}
             trial = replace(synthetic.make_trial("dense", 32, 0, **values), spec=spec)
-            synthetic.write_done(tmp_path / "runs", trial)
+            folder = synthetic.write_done(tmp_path / "runs", trial)
+            began = 1e5 * spec.train["lr"]
+            _change(next(folder.path.glob("attempts/*/launch.json")), started_at=began)
+            _change(folder.path / "result.json", finished_at=began + 60)
+            git = {"commit": "abc123", "dirty": True, "diff": "diff --git a/x.py b/x.py"}
+            _change(next(folder.path.glob("attempts/*/environment.json")), git=git)
 
     return part
+
+
+def _change(file, **changes):
+    """Change parts of a record."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def of_rates(specs, *rates):
@@ -414,9 +463,9 @@ def test_parts_of_a_sweep_make_the_page_of_the_whole(
 
         text = "\n".join(in_parts)
         assert "| trials | 12 finished, 0 not; seeds 0, 1 |" in text
-        assert "| recorded before | 8 trials, from facts.csv as it was;" in text
-        assert text.count("trial-minutes of training") == 1
-        assert "0.8 trial-minutes of training" in text  # 4 trials of 12.5 s
+        # 12 trials of 12.5 s
+        assert "| time | 3.0 minutes in which trials ran, 2.5 trial-minutes of training;" in text
+        assert in_parts == at_once
         assert [row[1] for row in rows(in_parts)[1:]] == 2 * ["lr=1e-2", "lr=2e-2", "lr=4e-2"]
         assert rows(in_parts) == rows(at_once)
         assert drawn == curves
@@ -448,7 +497,9 @@ def test_of_a_record_counts_what_the_sweep_has_and_the_runs_lack(
 
     text = "\n".join(lines)
     assert "| trials | 7 finished, 1 not; seeds 0, 1 |" in text
-    assert "| recorded before | 5 trials, from facts.csv" in text
+    assert "| recorded before |" not in text
+    # Of the lowest rate, whose attempts ran for 60 s, and of the second.
+    assert "| time | 2.0 minutes in which trials ran, 1.5 trial-minutes" in text
     assert [line for line in lines if line.startswith("* ")] == [
         f"* {diverged.trial_id}: not finite: loss is nan (diverged)"
     ]
@@ -558,8 +609,13 @@ def test_a_record_of_an_older_page_lacks_columns_and_is_kept(
 
     text = "\n".join(page(written=False)[0])
 
-    assert "| code | commit abc123 (4 trials); not recorded (8 trials) |" in text
+    assert (
+        "| code | commit abc123 with uncommitted changes in x.py (4 trials); not recorded (8 trials) |"
+        in text
+    )
     assert "| device | not recorded |" in text
+    assert "| recorded before | 8 trials, from facts.csv as it was; time is of the others |" in text
+    assert "| time | 1.0 minutes in which trials ran, 0.8 trial-minutes" in text
     assert pd.read_csv(csv)["git_commit"].notna().sum() == 4
 
 
@@ -597,6 +653,47 @@ def test_a_record_is_not_overwritten_where_the_sweep_file_cannot_be_read(
     assert "facts.csv holds 8 trials that" in said
     assert "no such file: words.txt" in said
     assert (tmp_path / "out" / "facts.csv").read_text() == record
+
+
+@pytest.mark.parametrize(
+    ("names", "cut", "said"),
+    [
+        ("", False, ""),
+        ("a.py", False, " in a.py"),
+        ("a.py b/c.py", False, " in a.py and b/c.py"),
+        ("a b c d e", False, " in a, b, c, d and e"),
+        ("a b c d e f g", False, " in a, b, c, d, e and 2 more"),
+        ("a b c d e f g", True, " in a, b, c, d, e and at least 2 more"),
+        ("a b", True, " in a, b and others"),
+    ],
+)
+def test_the_files_of_uncommitted_changes_are_named_and_from_five_on_counted(
+    names, cut, said, write, page, results_page, monkeypatch
+):
+    parts = [f"diff --git a/{n} b/{n}\n--- a/{n}\n+++ b/{n}\n+diff --git" for n in names.split()]
+    diff = "\n".join(parts)
+    folder = write("dense", 0, **{"valid/loss": 3.0})
+    environment = next(folder.path.glob("attempts/*/environment.json"))
+    _change(environment, git={"commit": "abc123", "dirty": True, "diff": diff})
+    if cut:
+        monkeypatch.setattr(results_page, "MAX_DIFF_CHARACTERS", len(diff))
+
+    text = "\n".join(page(written=False)[0])
+
+    assert f"| code | commit abc123 with uncommitted changes{said} |" in text
+
+
+@pytest.mark.parametrize("chosen", ["1", None])
+def test_the_device_is_what_the_trial_could_use(chosen, write, page):
+    gpus = [{"name": f"H{place}00", "uuid": f"GPU-{place}"} for place in range(4)]
+    folder = write("dense", 0, **{"valid/loss": 3.0})
+    environment = next(folder.path.glob("attempts/*/environment.json"))
+    variables = {} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}
+    _change(environment, hardware={"cpu": "abacus", "gpus": gpus}, variables=variables)
+
+    text = "\n".join(page(written=False)[0])
+
+    assert f"| device | {'H100' if chosen else 'H000, H100, H200, H300'}, torch 2.13.0 |" in text
 
 
 @pytest.mark.parametrize("there", [False, True])

@@ -32,7 +32,7 @@ from orchestrator.records.trial_spec import (
     Outcome,
     TrialSpec,
 )
-from workloads.training.reporter import Interrupted
+from workloads.training.metrics.reporter import Interrupted
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
 

@@ -129,7 +129,7 @@ class FilesConfig:
 
 
 class FakeTimer:
-    """Answers like workloads/training/step_time.py: a step takes 10 ms and 0.1 ms for each of d_ff and n_keys."""
+    """Answers like workloads/training/step/step_time.py: a step takes 10 ms and 0.1 ms for each of d_ff and n_keys."""
 
     def __init__(self, *, noise: float = 0.0, refuses: str = "") -> None:
         self.requests: list[Mapping[str, Any]] = []

@@ -26,9 +26,9 @@ from workloads.layers.cache import Cache
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.param_groups import param_groups
 from workloads.layers.modules.usage_stats import MemoryUsage
-from workloads.training.adamw import Optimizer
 from workloads.training.checkpointing import load_weights, weights
 from workloads.training.config import TrainConfig
+from workloads.training.optimizer.adamw import Optimizer
 
 VOCAB_SIZE = 37
 NAMES = registry.architectures()

@@ -14,7 +14,7 @@ from orchestrator.sweep import registry
 from workloads.distributed import process_group
 from workloads.layers.modules.init import initialise
 from workloads.training.checkpointing import weights
-from workloads.training.train_step import accumulate_gradients
+from workloads.training.step.train_step import accumulate_gradients
 
 # Measured per sequence, and loud, what layers add to the loss is the same however sequences are
 # shared out.

@@ -27,11 +27,11 @@ from workloads.distributed.mesh import make_mesh
 from workloads.layers.memory.table import MemoryTable
 from workloads.sharding.fsdp import keep_gathered, only_forward
 from workloads.sharding.gradient_allreduce import GradientAllReduce
-from workloads.training.activation_checkpointing import checkpoint_blocks
-from workloads.training.adamw import Optimizer
-from workloads.training.compilation import compile_training, compiled_loss
 from workloads.training.device import autocast
-from workloads.training.train_step import accumulate_gradients
+from workloads.training.optimizer.adamw import Optimizer
+from workloads.training.step.activation_checkpointing import checkpoint_blocks
+from workloads.training.step.compilation import compile_training, compiled_loss
+from workloads.training.step.train_step import accumulate_gradients
 
 COMPILE = torch.compile
 COMPILED = {2: ("blocks_checkpointed",), 3: ("blocks", "blocks_gathered")}

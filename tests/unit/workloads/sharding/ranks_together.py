@@ -37,14 +37,14 @@ from workloads.sharding.gradient_allreduce import GradientAllReduce
 from workloads.sharding.materialise import materialise_model
 from workloads.sharding.row_parallel import RowParallelShard
 from workloads.sharding.table_shard import TableShard, count_params, table_shards
-from workloads.training.activation_checkpointing import checkpoint_blocks
-from workloads.training.adamw import Optimizer
 from workloads.training.checkpointing import weights
-from workloads.training.compilation import compile_training, compiled_loss
 from workloads.training.config import TrainConfig
 from workloads.training.device import pick
-from workloads.training.table_optimizer import RULE_OF
-from workloads.training.train_step import SummedLoss, accumulate_gradients, even_passes
+from workloads.training.optimizer.adamw import Optimizer
+from workloads.training.optimizer.table_optimizer import RULE_OF
+from workloads.training.step.activation_checkpointing import checkpoint_blocks
+from workloads.training.step.compilation import compile_training, compiled_loss
+from workloads.training.step.train_step import SummedLoss, accumulate_gradients, even_passes
 
 Found = dict[str, float]
 COMPILE = torch.compile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads.training.table_optimizer import RULE_OF
+from workloads.training.optimizer.table_optimizer import RULE_OF
 
 ROOT = Path(__file__).parents[4]
 ENVIRONMENT = {

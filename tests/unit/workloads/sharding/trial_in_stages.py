@@ -18,8 +18,8 @@ from typing import Any
 
 from ranks_together import forked
 
+from workloads.training.metrics.reporter import Interrupted
 from workloads.training.rank_job import RankJob
-from workloads.training.reporter import Interrupted
 from workloads.training.train import run
 
 STEPS = 8

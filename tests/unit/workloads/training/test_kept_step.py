@@ -8,8 +8,8 @@ import torch
 from orchestrator.sweep import registry
 from workloads.checkpoint import checkpoint
 from workloads.training import kept_step
+from workloads.training.metrics.reporter import Interrupted
 from workloads.training.rank_job import RankJob
-from workloads.training.reporter import Interrupted
 from workloads.training.train import run
 
 OF_TIME = ("time/", "step_time/", "device/model_bytes", "train/tokens_per_s")

@@ -17,15 +17,15 @@ from workloads.architectures import dense
 from workloads.checkpoint import checkpoint
 from workloads.distributed.process_group import RankGroup
 from workloads.layers.modules.init import initialise
-from workloads.training.adamw import Optimizer
 from workloads.training.data_loader import DataLoader
-from workloads.training.lr_schedule import evaluation_steps
+from workloads.training.metrics.reporter import Diverged, Interrupted
+from workloads.training.optimizer.adamw import Optimizer
+from workloads.training.optimizer.lr_schedule import evaluation_steps
 from workloads.training.rank_job import RankJob
-from workloads.training.reporter import Diverged, Interrupted
+from workloads.training.step.train_step import accumulate_gradients, even_passes
+from workloads.training.step.usage_schedule import UsageSchedule
 from workloads.training.train import run
-from workloads.training.train_step import accumulate_gradients, even_passes
 from workloads.training.trainer import _seed_of
-from workloads.training.usage_schedule import UsageSchedule
 
 LONG = pytest.mark.long
 STEPS = 8
@@ -552,9 +552,9 @@ RANK = """
 import json
 import shutil
 from pathlib import Path
-from workloads.training.usage_schedule import UsageSchedule
+from workloads.training.step.usage_schedule import UsageSchedule
 from workloads.training.data_loader import DataLoader
-from workloads.training.reporter import Interrupted
+from workloads.training.metrics.reporter import Interrupted
 from workloads.training.rank_job import RankJob
 from workloads.training.train import run
 from workloads.training.trainer import _seed_of

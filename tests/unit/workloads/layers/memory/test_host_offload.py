@@ -19,10 +19,10 @@ from workloads.layers.memory.host_offload import fetch_rows
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import Place, materialise_model
-from workloads.training.adamw import Optimizer
 from workloads.training.config import TrainConfig
-from workloads.training.table_optimizer import READ_AS, RULE_OF
-from workloads.training.train_step import accumulate_gradients
+from workloads.training.optimizer.adamw import Optimizer
+from workloads.training.optimizer.table_optimizer import READ_AS, RULE_OF
+from workloads.training.step.train_step import accumulate_gradients
 
 CPU = torch.device("cpu")
 # Bags, products, rows named by signs, n-gram rows, and two tables in one layer.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from workloads.architectures import memory
 from workloads.layers.modules.init import initialise
 from workloads.layers.modules.norms import QueryBatchNorm
-from workloads.training.train_step import accumulate_gradients
+from workloads.training.step.train_step import accumulate_gradients
 
 
 def _pair(width: int, dtype: torch.dtype) -> tuple[QueryBatchNorm, nn.BatchNorm1d]:
@@ -143,7 +143,7 @@ import torch
 from workloads.distributed import process_group
 from workloads.architectures import memory
 from workloads.layers.modules.init import initialise
-from workloads.training.train_step import accumulate_gradients, even_passes
+from workloads.training.step.train_step import accumulate_gradients, even_passes
 
 windows = torch.randint(11, (5, 9), generator=torch.Generator().manual_seed(0))
 found = {}

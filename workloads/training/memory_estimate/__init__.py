@@ -1,0 +1,1 @@
+"""Peak memory that training needs, and the micro-batch that fits."""

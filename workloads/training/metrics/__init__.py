@@ -1,0 +1,1 @@
+"""What a trial reports: metrics, throughput, use of the device, divergence."""

@@ -1,0 +1,1 @@
+"""AdamW, optimizers of memory tables, learning-rate schedules."""
