@@ -57,7 +57,7 @@ class Profiled(Rates):
             raise RuntimeError(f"no profile: it needs {LAST + 1} steps or more")
         with gzip.open(path, "wt") as file:
             json.dump(self.kernels, file)
-        path.with_suffix(".txt").write_text(summary(self.kernels, LAST - FIRST))
+        path.with_suffix("").with_suffix(".txt").write_text(summary(self.kernels, LAST - FIRST))
 
 
 def summary(kernels: list[Kernel], steps: int, most: int = 45) -> str:

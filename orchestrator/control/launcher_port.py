@@ -48,7 +48,8 @@ class Launch:
     cache: str
     micro_batch_tokens: int | None = None
     memory_halvings: int = 0
-    """How often ranks halve the micro-batch that they choose, if they choose it."""
+    """How often the memory of a whole GPU was too small. Ranks halve a micro-batch that they choose
+    as often, and gather sharded parameters twice."""
     gpu_memory_share: float | None = None
     """Fraction of a GPU's memory that each rank may take; None: all of it."""
     mps: bool = False

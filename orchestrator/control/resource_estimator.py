@@ -52,7 +52,7 @@ class ResourceEstimator:
         return resources_for(asked, outcomes, seq_len=int(trial.spec.train["seq_len"]))
 
     def memory_halvings(self, trial: ManagedTrial) -> int:
-        """Return how often the ranks of the next attempt halve the micro-batch that they choose.
+        """Return how often memory was too small for ranks, which take smaller passes as often.
 
         As often as another seed had to.
         """

@@ -180,7 +180,6 @@ def resources_for(asked: Resources, outcomes: Sequence[Outcome], *, seq_len: int
 def memory_halvings(asked: Resources, n_ooms: int) -> int:
     """Return how often ranks halve the micro-batch that they choose, after so many gpu_oom.
 
-    None of that is for a micro-batch that is asked for: `resources_for` halves it.
+    One that is asked for they leave alone: `resources_for` halves it.
     """
-    n_halved = max(0, n_ooms - max_enlargements(asked.gpus))
-    return n_halved if asked.micro_batch_tokens is None else 0
+    return max(0, n_ooms - max_enlargements(asked.gpus))

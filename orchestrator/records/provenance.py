@@ -133,7 +133,9 @@ def git_state(folder: Path) -> dict[str, Any]:
         # A virtual environment may lie inside another repository, which knows nothing of this code.
         if not _git(folder, "ls-files", "--", "."):
             return {"problem": "installed without its repository"}
-        diff = _git(root, "diff", "--no-ext-diff", "--no-color", "--no-textconv", "HEAD")
+        # Names of files as a/… and b/…, whatever the user's git is set to.
+        names = ("--src-prefix=a/", "--dst-prefix=b/")
+        diff = _git(root, "diff", "--no-ext-diff", "--no-color", "--no-textconv", *names, "HEAD")
         untracked = _git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")[:-1]
         return {
             "commit": _git(root, "rev-parse", "HEAD").strip(),

@@ -31,7 +31,7 @@ class RankRequest:
     """Folder of prepared data, shared by all trials."""
     micro_batch_tokens: int | None = None
     memory_halvings: int = 0
-    """How often the GPU's memory was too small for the micro-batch that the rank chose."""
+    """How often the memory of a whole GPU was too small for the trial."""
     gpu_memory_share: float | None = None
     """Part of its GPU's memory that this rank may take; None: all of it."""
     job: str = TRAIN

@@ -22,7 +22,7 @@ Tables stay outside: `MemoryTable` has its own sharding, and its gradients are s
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -93,10 +93,17 @@ def keep_gathered(model: nn.Module) -> None:
     """Keep blocks gathered from their forward pass until their backward pass has ended.
 
     A rank then receives 4 bytes per dense number and pass less, and holds them for all blocks at
-    once. The model has been through `shard_dense`.
+    once. Passes within `only_forward` free each block all the same. The model has been through
+    `shard_dense`.
     """
+    cast(Any, model).keeps_gathered = True
+    _reshard_blocks_after_forward(model, False)
+
+
+def _reshard_blocks_after_forward(model: nn.Module, reshard: bool) -> None:
     for module in _fsdp_modules(model):
-        module.set_reshard_after_forward(False, recurse=False)
+        if module is not model:
+            module.set_reshard_after_forward(reshard, recurse=False)
 
 
 def _fsdp_modules(model: nn.Module) -> list[Any]:
@@ -109,18 +116,24 @@ def _fsdp_modules(model: nn.Module) -> list[Any]:
 def only_forward(model: nn.Module) -> Iterator[None]:
     """Within, passes are made that no backward pass follows.
 
-    At the end nothing is left gathered.
+    One block is gathered at a time, and at the end nothing is left so.
     """
     sharded = any(map(is_sharded, model.parameters()))
     # FSDP gathers into the same tensors ever after, and tensors born in inference mode are no good
     # for training.
     with torch.no_grad() if sharded else torch.inference_mode():
+        kept = getattr(model, "keeps_gathered", False)
+        if kept:
+            # Captured steps hold their gathered blocks in memory of their own.
+            _reshard_blocks_after_forward(model, True)
         try:
             yield
         finally:
+            if kept:
+                _reshard_blocks_after_forward(model, False)
             if sharded:
-                for module in _fsdp_modules(model):
-                    module.reshard()
+                root: Any = model
+                root.reshard()
 
 
 def _grouped(model: nn.Module, left_out: set[nn.Parameter]) -> list[nn.Module]:

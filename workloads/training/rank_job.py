@@ -50,7 +50,7 @@ class RankJob:
     """Whether blocks run again for the backward pass. None: on a GPU where the memory estimate asks
     for it, on a CPU never."""
     memory_halvings: int = 0
-    """How often a GPU's memory was too small for what `memory_estimate/micro_batch.py` chose."""
+    """How often the memory of a whole GPU was too small for the trial."""
     n_threads: int = 1
     device: str = "auto"
     """auto, cpu or cuda."""

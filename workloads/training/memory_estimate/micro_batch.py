@@ -64,17 +64,14 @@ def smaller_passes(passes: Passes, times: int, *, checkpointing: bool | None = N
     """Return the passes of an attempt after the trial ran out of memory `times` times.
 
     Rows are halved down to one; then, if `checkpointing` leaves it open, blocks are checkpointed.
-    No sharded parameters stay gathered.
     """
-    if not times:
-        return passes
     rows, way = passes.rows, passes.activation_checkpointing
     for _ in range(times):
         if rows > 1:
             rows //= 2
         elif checkpointing is None:
             way = True
-    return Passes(rows=rows, activation_checkpointing=way)
+    return replace(passes, rows=rows, activation_checkpointing=way)
 
 
 def _even_shares(sequences: int) -> Iterator[int]:
@@ -95,11 +92,12 @@ def fitting_passes(
     limit_bytes: float,
     micro_batch_tokens: int | None = None,
     checkpointing: bool | None = None,
-    dense_sharded: bool = False,
+    may_keep_gathered: bool = False,
 ) -> Passes:
     """Return the passes of a rank on a GPU, by what is asked for and the memory estimate.
 
-    Sharded dense parameters stay gathered only where that needs no smaller passes.
+    Sharded dense parameters stay gathered only in memory that these passes leave. Weights are
+    estimated to the byte, so `OVERESTIMATE` is no excuse there.
 
     Args:
         estimate: `training_memory`, but for `micro_batch_tokens`, `activation_checkpointing` and
@@ -109,7 +107,7 @@ def fitting_passes(
         limit_bytes: What the estimate may be.
         micro_batch_tokens: Asked for; None chooses.
         checkpointing: Asked for; None chooses.
-        dense_sharded: Whether there are such parameters.
+        may_keep_gathered: Whether there are such parameters, and memory has not run out.
     """
 
     def peak_bytes(rows: int, way: bool, **more: bool) -> float:
@@ -125,10 +123,10 @@ def fitting_passes(
         if checkpointing is None:
             checkpointing = peak_bytes(rows, False) > limit_bytes
         found = Passes(rows=rows, activation_checkpointing=checkpointing)
-    if not dense_sharded:
+    if not may_keep_gathered:
         return found
     kept = peak_bytes(found.rows, found.activation_checkpointing, reshard_after_forward=False)
-    return replace(found, reshard_after_forward=kept > limit_bytes)
+    return replace(found, reshard_after_forward=kept > limit_bytes / OVERESTIMATE)
 
 
 def plan_passes(
@@ -148,7 +146,7 @@ def plan_passes(
     the order of sums, and blocks are checkpointed where that is asked for. A trial with a share of
     a GPU is planned for all of it: where its share is too small it gets a larger one first
     (`orchestrator/control/retry_policy.py`). Sharded dense parameters stay gathered until the
-    backward pass where these passes fit with that, too.
+    backward pass where memory is left for that and has not run out before.
 
     Args:
         architecture: Its Config.
@@ -184,8 +182,10 @@ def plan_passes(
         sequences=-(-train.sequences_per_step // world.size),
         seq_len=train.seq_len,
         limit_bytes=usable * OVERESTIMATE,
-        dense_sharded=sharded,
+        may_keep_gathered=sharded and not job.memory_halvings,
         micro_batch_tokens=micro,
         checkpointing=checkpointing,
     )
-    return smaller_passes(found, job.memory_halvings, checkpointing=checkpointing)
+    # One that is asked for was halved already (`orchestrator/control/retry_policy.py`).
+    halvings = job.memory_halvings if micro is None else 0
+    return smaller_passes(found, halvings, checkpointing=checkpointing)

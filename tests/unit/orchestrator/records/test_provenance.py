@@ -66,6 +66,16 @@ def test_changed_code_shows_with_its_diff(repository):
     assert first["commit"] == second["commit"]
 
 
+@pytest.mark.parametrize("setting", ["diff.noprefix", "diff.mnemonicPrefix"])
+def test_a_diff_names_files_alike_whatever_git_is_set_to(setting, repository):
+    git(repository, "config", setting, "true")
+    (repository / "model.py").write_text("width = 2\n")
+
+    diff = provenance.git_state(repository)["diff"]
+
+    assert diff.startswith("diff --git a/model.py b/model.py\n")
+
+
 def test_new_files_are_part_of_the_state(repository):
     (repository / "extra.py").write_text("a = 1\n")
     first = provenance.git_state(repository)

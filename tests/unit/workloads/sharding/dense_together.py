@@ -140,12 +140,20 @@ def compared(
     yield f"{label}/freed_once", held_again(model, world)
     decoded = str(first + last)
     yield f"{label}/decoded_alike", float(world.broadcast(decoded) != decoded)
+    tokens = torch.zeros(1, 1, dtype=torch.long, device=here)
     with only_forward(model):
-        model(torch.zeros(1, 1, dtype=torch.long, device=here))
-        first_block: Any = model.get_submodule("layers.0")
-        kept = not any(isinstance(parameter, DTensor) for parameter in first_block.parameters())
+        model(tokens)
+        yield f"{label}/resharded_or_kept", float(first_block_is_gathered(model))
+    output = model(tokens)
+    kept = first_block_is_gathered(model)
     yield f"{label}/resharded_or_kept", float(kept != ("gathered" in how))
+    output.sum().backward()
     yield f"{label}/freed_once", held_again(model, world)
+
+
+def first_block_is_gathered(model: nn.Module) -> bool:
+    parameters = model.get_submodule("layers.0").parameters()
+    return not any(isinstance(parameter, DTensor) for parameter in parameters)
 
 
 def held_again(model: nn.Module, world: process_group.RankGroup) -> float:
