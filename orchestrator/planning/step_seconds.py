@@ -13,7 +13,16 @@ from orchestrator.sweep.matching.step_time import timed_training
 INITIAL_VALUES = frozenset(("output_init",))
 """Fields of a model that say how its matrices begin. No step's time depends on them."""
 GPU_NAMES = ("NVIDIA", "Tesla")
-"""How the names of GPUs begin. The timer names a CPU by its model, as `AMD EPYC`."""
+"""How the names of GPUs begin, in files of the time when entries did not say `device_type`."""
+ALONE = Resources()
+"""What was timed: a rank with all parameters on its device, compiled, in passes that it chose."""
+
+
+DECISIVE = (
+    *("compile", "micro_batch_tokens", "activation_checkpointing"),
+    *("memory_tables", "memory_ranks", "dense_parameters"),
+)
+"""Resources that change a step beside those that an answer names."""
 
 
 class StepSeconds:
@@ -58,6 +67,8 @@ class StepSeconds:
         compared = None if answer is None else answer.get("compared")
         steps = spec.steps
         if matched is None or answer is None or compared is None:
+            if any(getattr(spec.resources, name) != getattr(ALONE, name) for name in DECISIVE):
+                return None
             step_s = self._step_s.get(_key(spec.model, training, where))
         elif _where(answer) != where:
             return None
@@ -90,7 +101,8 @@ def _key(
 
 def _where(answer: Mapping[str, Any]) -> tuple[int, int | None]:
     """Return of how many ranks one's share was timed, and the threads; None for these on a GPU."""
-    on_gpu = str(answer["device"]).startswith(GPU_NAMES)
+    by_name = "cuda" if str(answer["device"]).startswith(GPU_NAMES) else "cpu"
+    on_gpu = answer.get("device_type", by_name) == "cuda"
     return int(answer.get("ranks", 1)), None if on_gpu else int(answer.get("n_threads", 0))
 
 

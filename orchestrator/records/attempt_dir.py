@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.records.journal import JournalLine, read_lines
 from orchestrator.records.json_files import read_json, read_record
-from orchestrator.records.usable_gpus import corrected
+from orchestrator.records.usable_gpus import of_attempt
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class AttemptDir:
     def environment(self) -> dict[str, Any] | None:
         """Return environment.json, with the GPUs that the attempt could use."""
         record = read_json(self.path / "environment.json")
-        return None if record is None else corrected(record)
+        return None if record is None else of_attempt(record, self.launch() or {})
 
     def lines(self, offset: int = 0) -> Iterator[JournalLine]:
         """Yield the complete lines of the journal from byte `offset` on (`journal.read_lines`)."""

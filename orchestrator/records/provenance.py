@@ -20,7 +20,6 @@ from typing import Any
 import psutil
 
 import orchestrator
-from orchestrator.records.usable_gpus import usable_gpus
 
 PACKAGES = (
     *("memscale", "torch", "triton", "numpy", "einops", "tokenizers", "ray", "mlflow"),
@@ -90,7 +89,7 @@ def record_environment(*, code: Path | None = None) -> dict[str, Any]:
         "hardware": {
             **processors(),
             "memory_bytes": psutil.virtual_memory().total,
-            "gpus": usable_gpus(gpus(), os.environ.get("CUDA_VISIBLE_DEVICES")),
+            "gpus": gpus(),
         },
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }

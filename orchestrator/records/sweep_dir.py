@@ -29,7 +29,7 @@
         lease.lock                 its attempt; flocked by rank 0 while it trains: no two train it
         attempts/0001/
           launch.json              controller: when, resources, which controller
-          environment.json         rank 0: git commit, diff state, packages, hardware it may use
+          environment.json         rank 0: git commit, diff state, packages, hardware
           ranks.jsonl              every rank: its process (host, pid, start), to end orphans
           rendezvous.json          rank 0, for a moment: where the other ranks find it
           journal.jsonl            rank 0, append only: {"t": ms since 1970, "step": n,

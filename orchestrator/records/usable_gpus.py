@@ -1,13 +1,15 @@
-"""The GPUs that CUDA_VISIBLE_DEVICES leaves a process, of those of its machine."""
+"""The GPUs that an attempt could use, of those of its machine."""
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 
 def gpu_ids(chosen: str) -> tuple[str, ...]:
-    """Return the ids that a value of CUDA_VISIBLE_DEVICES names."""
+    """Return the ids that a value of CUDA_VISIBLE_DEVICES names: those before the first invalid."""
     ids = (word.strip() for word in chosen.split(","))
-    return tuple(gpu for gpu in ids if gpu not in ("", "-1", "NoDevFiles"))
+    return tuple(takewhile(lambda gpu: gpu not in ("", "-1", "NoDevFiles"), ids))
 
 
 def usable_gpus(
@@ -24,21 +26,27 @@ def usable_gpus(
         return machine
     found: list[Mapping[str, Any]] = []
     for gpu_id in gpu_ids(chosen):
-        by_place = machine[int(gpu_id) :][:1] if gpu_id.isdigit() else []
+        by_place = machine[int(gpu_id) :][:1] if gpu_id.isdecimal() else []
         found += (
             by_place or [gpu for gpu in machine if str(gpu.get("uuid", "")).startswith(gpu_id)][:1]
         )
     return found if len(found) == len(gpu_ids(chosen)) else machine
 
 
-def corrected(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an environment.json that names the GPUs which the attempt could use.
+def of_attempt(environment: Mapping[str, Any], launch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what environment.json says, with the GPUs of the attempt in place of the machine's.
 
-    Earlier versions recorded all of the machine.
+    Args:
+        environment: Written by rank 0, which is told of its own GPU alone.
+        launch: The attempt's launch.json. Of several ranks it says how many GPUs they have.
     """
     hardware = environment.get("hardware") or {}
-    chosen = (environment.get("variables") or {}).get("CUDA_VISIBLE_DEVICES")
     listed = hardware.get("gpus") or []
-    if chosen is None or len(listed) <= len(gpu_ids(chosen)):
+    if launch.get("ranks", 1) > 1:
+        found = listed[: math.ceil(launch.get("gpus", len(listed)))]
+    else:
+        chosen = (environment.get("variables") or {}).get("CUDA_VISIBLE_DEVICES")
+        found = usable_gpus(listed, chosen)
+    if found == listed:
         return dict(environment)
-    return {**environment, "hardware": {**hardware, "gpus": usable_gpus(listed, chosen)}}
+    return {**environment, "hardware": {**hardware, "gpus": found}}

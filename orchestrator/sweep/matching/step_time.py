@@ -41,6 +41,10 @@ ROUGH_S, EXACT_S = 1.0, 4.0
 further ones."""
 
 
+RECORDED = ("device_type", "n_threads", "versions")
+"""Of a timer's answer, what the file keeps beside the device."""
+
+
 class NotMeasuredError(Exception):
     """A step time is not pinned, and nothing may be measured yet."""
 
@@ -393,7 +397,7 @@ class _Measurement:
                 "measurements": sum(len(runs) for runs in self._replies.values()),
                 "blocks": sum(len(reply["seconds"][0]) for reply in replies),
                 "ranks": query.resources.ranks,
-                **{key: last[key] for key in ("n_threads", "versions") if key in last},
+                **{key: last[key] for key in RECORDED if key in last},
                 "compared": query.compared(),
             },
         )

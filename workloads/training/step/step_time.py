@@ -9,7 +9,8 @@ Request: `models` (sections `architecture` and fields), `train` (fields of Train
 `vocab_size`, and how a trial would run: `device` (auto, cpu or cuda), `n_threads`, `ranks`,
 `micro_batch_tokens`; `budget_s` says how many seconds of steps to time. Answer: `seconds`, per
 model a list with the seconds per step of every block, in the order in which the blocks took turns,
-`median_s` and `spread_s` per model, `device`, `n_threads`, `versions`; or `error`, a sentence, and
+`median_s` and `spread_s` per model, `device` (its name), `device_type` (cpu or cuda), `n_threads`,
+`versions`; or `error`, a sentence, and
 `fix`, what to write instead (empty where nothing is known).
 """
 
@@ -71,6 +72,7 @@ class StepTimings:
     seconds: tuple[tuple[float, ...], ...]
     """One number per block; the blocks of one index were neighbours in time."""
     device: str
+    device_type: str
     n_threads: int
 
     @property
@@ -135,6 +137,7 @@ def time_steps(
     return StepTimings(
         seconds=tuple(zip(*rounds, strict=True)),
         device=_device_name(here),
+        device_type=here.type,
         n_threads=setting.n_threads,
     )
 
@@ -169,6 +172,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
         "median_s": times.median_s,
         "spread_s": times.spread_s,
         "device": times.device,
+        "device_type": times.device_type,
         "n_threads": times.n_threads,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }

@@ -28,7 +28,7 @@ trials:
   - set: {model.architecture: dense, model.output_init: depth_scaled}
 seeds: [0, 1]
 """
-CPU, GPU = "AMD EPYC", "NVIDIA H100 80GB HBM3"
+CPU, GPU, NEW_GPU = "AMD EPYC", "NVIDIA H100 80GB HBM3", "Quadro RTX 6000"
 """As the timer names them."""
 STEP_S = {"dense": 0.010, "pythia": 0.013, "engram": 0.0177}
 QUICK_DENSE = [
@@ -55,6 +55,8 @@ class Timer:
         self._drift *= 1.001
         seconds = [STEP_S[model["architecture"]] * self._drift for model in request["models"]]
         told = {"device": self._device, "n_threads": request["n_threads"]}
+        if self._device == NEW_GPU:
+            told["device_type"] = "cuda"
         return {"seconds": [[s] * 20 for s in seconds], **told}
 
 
@@ -94,7 +96,7 @@ def test_a_share_of_a_gpu_gets_its_share(plan):
     assert [t.runtime.seconds for t in eighth] == [8 * t.runtime.seconds for t in whole]
 
 
-@pytest.mark.parametrize(("device", "on_gpus"), [(CPU, True), (GPU, False)])
+@pytest.mark.parametrize(("device", "on_gpus"), [(CPU, True), (GPU, False), (NEW_GPU, False)])
 def test_times_of_the_other_kind_of_device_predict_nothing(plan, device, on_gpus):
     found = plan(AT_EQUAL_SECONDS, device=device, on_gpus=on_gpus)
 
@@ -117,13 +119,14 @@ def test_only_what_was_timed_is_predicted_by_it(plan):
             "seeds: [0, 1]",
             "  - set: {model.architecture: engram, train.lr: 3.0e-2}\n"
             "  - set: {model.architecture: engram, train.batch_tokens: 2048}\n"
-            "  - set: {model.architecture: dense, train.lr: 3.0e-2, resources.ranks: 2}",
+            "  - set: {model.architecture: dense, train.lr: 3.0e-2, resources.ranks: 2}\n"
+            "  - set: {model.architecture: dense, train.lr: 4.0e-2, resources.compile: false}",
         )
     ).trials
-    timed, other_batch, two_ranks = found[-3:]
+    timed, *others = found[-4:]
 
     assert timed.runtime.seconds == pytest.approx(64 * STEP_S["engram"], rel=0.01)
-    assert {other_batch.runtime.source, two_ranks.runtime.source} == {"guess"}
+    assert {other.runtime.source for other in others} == {"guess"}
 
 
 def test_seconds_that_a_step_is_to_take_are_those_of_the_trial(plan):

@@ -19,6 +19,9 @@ MACHINE = [{"name": f"H{place}", "uuid": f"GPU-{place}abc"} for place in range(4
         ("GPU-2", ["H2"]),
         ("", []),
         ("-1", []),
+        # CUDA stops at the first that is invalid.
+        ("0,-1,1", ["H0"]),
+        ("²", ["H0", "H1", "H2", "H3"]),
         # A part of a GPU: which one it is of is not known.
         ("MIG-5c02", ["H0", "H1", "H2", "H3"]),
         ("7", ["H0", "H1", "H2", "H3"]),
@@ -28,24 +31,28 @@ def test_the_variable_leaves_the_gpus_that_it_names(chosen, names):
     assert [gpu["name"] for gpu in usable_gpus(MACHINE, chosen)] == names
 
 
-def test_a_record_names_the_gpus_that_its_process_could_use(monkeypatch):
+@pytest.mark.parametrize(
+    ("launch", "gpus"),
+    [
+        ({}, [MACHINE[1]]),
+        ({"ranks": 1, "gpus": 0.25}, [MACHINE[1]]),
+        # Each rank is told of its own GPU alone.
+        ({"ranks": 3, "gpus": 3.0}, MACHINE[:3]),
+        ({"ranks": 8, "gpus": 8.0}, MACHINE),
+    ],
+)
+def test_of_all_gpus_of_the_machine_those_of_the_attempt_are_read(
+    tmp_path, monkeypatch, launch, gpus
+):
     monkeypatch.setattr(provenance, "gpus", lambda: MACHINE)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-
-    assert provenance.record_environment()["hardware"]["gpus"] == [MACHINE[1]]
-
-
-@pytest.mark.parametrize("listed", [MACHINE, [MACHINE[1]]], ids=["earlier version", "this one"])
-def test_of_a_record_with_all_gpus_of_the_machine_the_usable_ones_are_read(tmp_path, listed):
-    record = {
-        "hardware": {"cpu": "abacus", "gpus": listed},
-        "variables": {"CUDA_VISIBLE_DEVICES": "1"},
-    }
+    record = provenance.record_environment()
     write_json(tmp_path / "environment.json", record)
+    write_json(tmp_path / "launch.json", launch)
 
     read = AttemptDir(tmp_path).environment()
 
-    assert read == {**record, "hardware": {"cpu": "abacus", "gpus": [MACHINE[1]]}}
+    assert read == {**record, "hardware": {**record["hardware"], "gpus": gpus}}
 
 
 @pytest.mark.parametrize("record", [{}, {"hardware": {"gpus": MACHINE}}, {"git": {"commit": "c0"}}])

@@ -158,6 +158,7 @@ def test_every_request_has_one_answer_and_a_mistake_is_one_of_them() -> None:
     assert [len(blocks) for blocks in first["seconds"]] == [step_time.FEWEST_ROUNDS] * 2
     assert len(first["median_s"]) == len(first["spread_s"]) == 2
     assert first["n_threads"] == 1
+    assert first["device_type"] == "cpu"
     assert first["versions"]["torch"] == torch.__version__
     assert "d_ff must be" in second["error"]
     assert third == {"error": "device must be auto, cpu or cuda, got 'tpu'", "fix": ""}
