@@ -3,7 +3,7 @@
 `memory_scaling.png`, the README's first, is drawn from the runs in `docs/results/*.csv`. A line
 joins means over seeds, small points are the runs; a hollow point is one seed. A dashed level is the
 base without a memory, shaded from its lowest seed to its highest. Squares and dotted levels are
-models whose output matrices begin smaller.
+models whose output matrices begin smaller. Of these, 30m's is from the search of its rate.
 
 `memoryformer_block_flops.png` is figure 1 of MemoryFormer, from `paper_block_flops` at the sizes of
 `sweeps/papers/memoryformer/figure1.yaml`.
@@ -48,7 +48,7 @@ def _save(figure: Figure, name: str) -> None:
 
 def _memory_scaling() -> Figure:
     """Return recall of facts and bits per byte of a text by memory parameters, a column a base."""
-    figure, axes = plt.subplots(2, 3, figsize=(11, 7), layout="constrained")
+    figure, axes = plt.subplots(2, 4, figsize=(14, 7), layout="constrained")
     facts = (
         (
             "1m",
@@ -58,23 +58,25 @@ def _memory_scaling() -> Figure:
         ("3m", "30,000 people", ("facts_3m", "facts_3m_largest", "facts_initial_values")),
         ("10m", "140,000 people", ("facts_10m_memory_plus", "facts_10m_memory")),
     )
-    for panel, (base, people, parts) in zip(axes[0], facts, strict=True):
+    for panel, (base, people, parts) in zip(axes[0, :3], facts, strict=True):
         _draw(panel, pd.concat([_part(part) for part in parts]).query("preset == @base"), RECALL)
         panel.set(title=f"facts, {people}, {base} base", ylim=(0, 1.03))
-    texts = pd.concat([_part("text_3m"), _part("text_10m")])  # share a scale
-    for panel, base in zip(axes[1, 1:], ("3m", "10m"), strict=True):
+    texts = pd.concat([_part("text_3m"), _part("text_10m"), _text_30m()])  # share a scale
+    for panel, base in zip(axes[1, 1:], ("3m", "10m", "30m"), strict=True):
         _draw(panel, texts.query("preset == @base"), BITS)
-        panel.set(title=f"text, {base} base", ylim=outcome_limits(texts[BITS], BITS))
-    for column in axes[:, 1:].T:  # facts and text of a base share a scale
+        one = ", one seed" * (base == "30m")
+        panel.set(title=f"text, {base} base{one}", ylim=outcome_limits(texts[BITS], BITS))
+    for column in axes[:, 1:3].T:  # facts and text of a base share a scale
         lows, highs = zip(*(panel.get_xlim() for panel in column), strict=True)
         for panel in column:
             log_scale(panel, "x", min(lows), max(highs), show=rounded, most=4)
-    for panel in axes.flat[[0, 1, 2, 4, 5]]:
+    for panel in axes.flat[[0, 1, 2, 5, 6, 7]]:
         panel.set_xlabel("parameters of the memory")
     axes[0, 0].set_ylabel("facts recalled")
     axes[1, 1].set_ylabel("bits per byte (axis not from 0)")
-    legend = axes[1, 0]  # no text was given to 1m
-    legend.set_axis_off()
+    legend = axes[0, 3]  # no facts were given to 30m
+    for empty in (legend, axes[1, 0]):  # no text to 1m
+        empty.set_axis_off()
     handles = {
         label: handle
         for panel in axes.flat
@@ -92,6 +94,13 @@ def _part(name: str) -> pd.DataFrame:
     if INIT not in runs:  # a setting that all trials of a part share has no column
         runs[INIT] = "depth_scaled" if name in SMALLER else ""
     return runs.fillna({INIT: ""})
+
+
+def _text_30m() -> pd.DataFrame:
+    """Return the runs at 30m, of dense with smaller output matrices that at its best rate."""
+    tuned = pd.read_csv(RESULTS / "architectures_tune_30m.csv").query("architecture == @LEVEL")
+    tuned = tuned[tuned[INIT].notna()].nsmallest(1, BITS)
+    return pd.concat([_part("text_30m").query(f"`{INIT}` == ''"), tuned])
 
 
 def _block_flops() -> Figure:
