@@ -26,6 +26,7 @@ from torch import Tensor
 from workloads.kernels.gathered_dot.op import gathered_dot
 from workloads.kernels.product_key_topk import backward as selection_gradients
 from workloads.kernels.product_key_topk.op import product_key_topk
+from workloads.kernels.table_update import kept_sums
 from workloads.kernels.table_update import op as table_update
 from workloads.kernels.table_update.update_rules import Rule, new_state
 from workloads.kernels.weighted_bag import triton as rows_of_table
@@ -121,17 +122,17 @@ def _update(row: Callable[..., None], table: Tensor, reads: list[Tensor], named:
         sums._squares = sums._sums = sums._begun = None  # type: ignore[attr-defined]
         sums.norm()
 
-    usual, numbers = table_update.KEPT_FROM, 1e-9 * table.numel()
-    keeps = table_update.keeps_sums(reads[0].numel(), len(table), element_bytes=2)
+    usual, numbers = kept_sums.KEPT_FROM, 1e-9 * table.numel()
+    keeps = kept_sums.keeps_sums(reads[0].numel(), len(table), element_bytes=2)
     for factor in (math.inf, usual) if keeps else (math.inf,):
-        table_update.KEPT_FROM = factor
+        kept_sums.KEPT_FROM = factor
         kept = factor == usual
         how = "kept sums" if kept else "gathered"
         row(f"norm, {how}", norm, named + 4 * numbers * kept)
         norm()
         update = partial(sums.update_, state, rule, one)
         row(f"update, {how}", update, 4 * numbers + (4 * numbers if kept else named))
-    table_update.KEPT_FROM = usual
+    kept_sums.KEPT_FROM = usual
 
 
 if __name__ == "__main__":

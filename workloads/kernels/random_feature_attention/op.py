@@ -10,6 +10,7 @@ from torch import Tensor
 
 from workloads.kernels.backend import uses_triton
 from workloads.kernels.custom_op import register_op
+from workloads.kernels.random_feature_attention.memory_layout import empty_by_token, padded_features
 
 MAX_D_HEAD, MAX_FEATURES = 64, 256
 """A state of so many rows and columns is kept in registers."""
@@ -33,17 +34,6 @@ def is_fused(
         and not value.shape[-1] % 8
         and len(vectors) <= MAX_FEATURES
     )
-
-
-def padded_features(n_features: int) -> int:
-    """Return the columns that features have in memory: a power of 2, as tiles have."""
-    return max(128, 1 << (n_features - 1).bit_length())
-
-
-def empty_by_token(x: Float[Tensor, "batch heads seq d_head"]) -> Tensor:
-    """Return open numbers as linear maps read and write them: all heads of a token side by side."""
-    batch, heads, seq, width = x.shape
-    return x.new_empty(batch, seq, heads, width).transpose(1, 2)
 
 
 def random_feature_sums(

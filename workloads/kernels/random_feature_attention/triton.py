@@ -29,7 +29,10 @@ from torch import Tensor
 from triton import language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from workloads.kernels.random_feature_attention.op import empty_by_token, padded_features
+from workloads.kernels.random_feature_attention.memory_layout import (
+    empty_by_token,
+    padded_features,
+)
 
 GRADIENT_CHUNK = 32
 """Tokens of a chunk of the gradients: beside a state, slopes of 64 tokens spill."""

@@ -11,17 +11,6 @@ from workloads.kernels.backend import uses_triton
 from workloads.kernels.table_update import reference
 from workloads.kernels.table_update.update_rules import Rule
 
-KEPT_FROM = 2
-"""Times the bytes of fp32 sums, written and read, that gathering all reads again must take."""
-
-
-def keeps_sums(n_reads: int, n_rows: int, *, element_bytes: int) -> bool:
-    """Whether a GPU keeps the sums that a norm needs for the update, 4 bytes a number.
-
-    The alternative is to gather `n_reads` vectors of as many numbers of `element_bytes` again.
-    """
-    return n_reads * element_bytes > KEPT_FROM * 8 * n_rows
-
 
 class RowSums(Protocol):
     """The gradient of a table as its reads, sorted; sums of rows exist only while they are used."""
@@ -74,7 +63,7 @@ def row_sums(
 
     Sums are taken in fp32 (float64 for tables of it), in an order fixed by `ids`. The table is
     changed in place, out of autograd's sight. A norm asked for before the update costs a second
-    pass on a GPU: over the reads, or over sums where there are many reads of a row (`keeps_sums`).
+    pass on a GPU: over the reads, or over sums where a row has many of them (`kept_sums.py`).
 
     Args:
         table: Values, changed by an update.

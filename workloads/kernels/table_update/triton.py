@@ -24,7 +24,7 @@ from workloads.kernels.segment_sum.triton import (
     row_sum,
     sort_reads,
 )
-from workloads.kernels.table_update.op import keeps_sums
+from workloads.kernels.table_update.kept_sums import keeps_sums
 from workloads.kernels.table_update.reference import mean_square
 from workloads.kernels.table_update.stochastic_rounding import COLUMN_STRIDE
 from workloads.kernels.table_update.update_rules import Rule, pack

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from workloads.accounting.counts import Components
-from workloads.kernels.table_update.op import keeps_sums
+from workloads.kernels.table_update.kept_sums import keeps_sums
 from workloads.kernels.table_update.update_rules import new_state
 from workloads.layers.memory.lookup_grad import sums_bytes
 from workloads.layers.memory.sparse_gradient import REDUCED_FROM
