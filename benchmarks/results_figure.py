@@ -338,7 +338,8 @@ def _grid(
         for x, value in enumerate(means.loc[arm]):
             if not math.isnan(value):
                 weight = "bold" if behind.loc[arm].iloc[x] == 0 else "normal"
-                axes.text(x, y, f"{value:.4g}", ha="center", va="center", fontsize=8, weight=weight)
+                number = f"{value:#.4g}".rstrip(".")
+                axes.text(x, y, number, ha="center", va="center", fontsize=8, weight=weight)
     axes.set_yticks(range(len(means)), list(means.index), fontsize=8)
     axes.set_xticks(range(len(means.columns)), [_power(value) for value in means.columns])
     axes.set(xlabel=setting.rpartition(".")[2], title=heading)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from loop_profile import Profiled
+from loop_profile import LAST, Profiled
 from own_ranks import spawn_ranks
 from training_speed import Rates, text
 
@@ -190,7 +190,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--vocab-size", type=int, default=32_000)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.profile and (arguments.device == "cpu" or arguments.steps <= LAST):
+        parser.error(f"--profile needs a GPU and --steps above {LAST}, got {arguments.steps} steps")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How features and vectors of heads lie in memory."""
+"""Memory layout of random features and heads: padded columns, tokens apart."""
 
 from jaxtyping import Float
 from torch import Tensor

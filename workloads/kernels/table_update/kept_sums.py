@@ -1,4 +1,4 @@
-"""When the update of a table keeps the sums that its norm needs."""
+"""Kept sums: those of a gradient's norm, kept for the update that follows it."""
 
 KEPT_FROM = 2
 """Times the bytes of fp32 sums, written and read, that gathering all reads again must take."""

@@ -1,1 +1,1 @@
-"""What a trial reports: metrics, throughput, use of the device, divergence."""
+"""Training metrics and their reporter: throughput, use of the device, divergence."""
