@@ -271,8 +271,8 @@ def test_pauses_are_no_time_and_what_was_tuned_is_a_grid_the_best_row_first(
     assert [row[1] for row in rows(lines)[1:]] == 2 * ["lr=1e-3", "lr=3e-3", "lr=1e-2"]
     assert [label.get_text() for label in panel.get_yticklabels()] == ["peer", "dense"]
     assert [label.get_text() for label in panel.get_xticklabels()] == ["1e-3", "3e-3", "1e-2"]
-    best = [(1, 0, "1", "bold"), (1, 1, "2", "bold")]
-    others = [(0, 0, "1.2"), (2, 0, "1.7"), (0, 1, "2.2"), (2, 1, "2.7")]
+    best = [(1, 0, "1.000", "bold"), (1, 1, "2.000", "bold")]
+    others = [(0, 0, "1.200"), (2, 0, "1.700"), (0, 1, "2.200"), (2, 1, "2.700")]
     assert sorted(grids[0]) == sorted([*best, *((*cell, "normal") for cell in others)])
 
 
