@@ -48,6 +48,8 @@ class Rates:
     def __init__(self) -> None:
         self.seen: list[float] = []
         self.losses: list[float] = []
+        self.busiest = ""
+        """Reads of the rank with the most of them over the mean rank's, mean over the layers."""
         self.first_s = 0.0
         self._start = time.perf_counter()
 
@@ -55,6 +57,8 @@ class Rates:
         if "train/tokens_per_s" in values:
             self.seen.append(values["train/tokens_per_s"])
             self.losses.append(values["train/loss"])
+        if "memory/shard_max_over_mean" in values:
+            self.busiest = f"{values['memory/shard_max_over_mean']:.2f}"
 
     def progress(self, step: int, steps: int, phase: str, values: dict[str, float]) -> None:
         if step == 1 and not self.first_s:

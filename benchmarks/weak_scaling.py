@@ -4,6 +4,7 @@
     python benchmarks/weak_scaling.py --gpus 1,4 --layouts columns,rows  # rows of the tables too
     python benchmarks/weak_scaling.py --dense replicated,sharded         # dense parameters with FSDP2
     python benchmarks/weak_scaling.py --same-batch --precision fp32      # do several train as one does?
+    python benchmarks/weak_scaling.py --text 'data/*.jsonl.gz' --schedule-steps 10000  # as in a trial
     python benchmarks/weak_scaling.py --folder /tmp/weak                 # prepares its text once
     python benchmarks/weak_scaling.py --profile /tmp/profiles            # where a step's time goes
     python benchmarks/weak_scaling.py --device cpu --preset d16 --tokens 512 --seq-len 64 --vocab-size 512
@@ -11,6 +12,11 @@
 With `--same-batch` every number of GPUs trains on the batch of the most of them, so that losses can
 be compared: "loss off by" is the largest difference from one GPU's loss, over that loss, of all
 steps. One GPU passes the batch in as many micro-batches.
+
+Without `--text` the text is drawn, and a word in five is the same. Without `--schedule-steps` the
+learning rate is at its highest from the second step on. Reads then gather in few rows, which weighs
+on tables sharded by rows: "busiest rank" is the reads of the rank that has the most over the mean
+rank's, of the last report.
 
 The loop is the trials' own (`workloads.training.train.run`): data, schedule, clipping, optimizer,
 metrics. The ranks of a trial hold its memory tables together, and sum the gradients of all else.
@@ -39,7 +45,7 @@ from workloads.training.train import run
 
 HEADS = (
     "architecture", "tables", "dense", "GPUs", "M tokens/s", "over one GPU", "peak GB", "loss",
-    "loss off by", "first step s",
+    "loss off by", "busiest rank", "first step s",
 )  # fmt: skip
 LOG_EVERY = 5
 
@@ -50,7 +56,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         shared = arguments.folder or Path(name)
         shared.mkdir(parents=True, exist_ok=True)
-        if not (shared / "text.txt").exists():
+        if arguments.text is None and not (shared / "text.txt").exists():
             text(shared / "text.txt")
         _print_table(arguments, shared)
 
@@ -77,7 +83,7 @@ def _print_table(arguments: argparse.Namespace, shared: Path) -> None:
                     over = f"{found['rate'] / alone['rate']:.3f}"
                 cells = [name, layout, dense, str(gpus), f"{found['rate'] / 1e6:.4f}", over]
                 cells += [f"{found['peak'] / 1e9:.1f}", f"{found['losses'][-1]:.4f}", off_by]
-                cells += [f"{found['first_s']:.0f}"]
+                cells += [found["busiest"], f"{found['first_s']:.0f}"]
                 print("| " + " | ".join(cells) + " |", flush=True)
 
 
@@ -121,18 +127,21 @@ def _rank(
     batch_tokens = arguments.tokens * (most if arguments.same_batch else gpus)
     # Tables as a large run has them, or so that sums are all that differs.
     precision = "fp32" if arguments.precision == "fp32" else "bf16"
+    schedule_steps = arguments.schedule_steps or arguments.steps
+    stop = arguments.steps * batch_tokens if schedule_steps > arguments.steps else None
     rowwise = {"table_optimizer": "rowwise", "table_precision": precision}
     run(
         RankJob(
             data={
                 "source": "text",
-                "path": str(shared / "text.txt"),
+                "path": arguments.text or str(shared / "text.txt"),
                 "vocab_size": arguments.vocab_size,
                 "valid_tokens": arguments.seq_len * most,
             },
             model={"architecture": name, **registry.architecture(name).PRESETS[arguments.preset]},
             train={
-                "tokens": arguments.steps * batch_tokens,
+                "tokens": schedule_steps * batch_tokens,
+                "stop_at_tokens": stop,
                 "batch_tokens": batch_tokens,
                 "seq_len": arguments.seq_len,
                 "lr": 1e-3,
@@ -163,6 +172,7 @@ def _rank(
         found |= {
             "rate": rates.after_compilation(),
             "losses": rates.losses,
+            "busiest": rates.busiest,
             "first_s": rates.first_s,
         }
     (folder / f"{rank}.json").write_text(json.dumps(found))
@@ -177,6 +187,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--profile", type=Path, help="where to write kernels and their times")
     parser.add_argument("--folder", type=Path, help="where the prepared text is kept")
+    parser.add_argument("--text", help="files to train on, as data.path of a sweep")
+    parser.add_argument("--schedule-steps", type=int, help="of the trial whose first steps these are")
     parser.add_argument("--only", default="dense,memory_plus", help="architectures")
     parser.add_argument("--preset", default="373m")
     parser.add_argument("--gpus", default="1,2", help="numbers of GPUs, one first")
