@@ -13,10 +13,10 @@ With `--same-batch` every number of GPUs trains on the batch of the most of them
 be compared: "loss off by" is the largest difference from one GPU's loss, over that loss, of all
 steps. One GPU passes the batch in as many micro-batches.
 
-Without `--text` the text is drawn, and a word in five is the same. Without `--schedule-steps` the
-learning rate is at its highest from the second step on. Reads then gather in few rows, which weighs
-on tables sharded by rows: "busiest rank" is the reads of the rank that has the most over the mean
-rank's, of the last report.
+Without `--text` the text is drawn, and 18 % of its words are the same one. Without
+`--schedule-steps` the learning rate is at its highest from the second step on. Reads then gather in
+few rows, which weighs on tables sharded by rows: "busiest rank" is the reads of the rank that has
+the most over the mean rank's, of the last report.
 
 The loop is the trials' own (`workloads.training.train.run`): data, schedule, clipping, optimizer,
 metrics. The ranks of a trial hold its memory tables together, and sum the gradients of all else.
@@ -188,7 +188,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profile", type=Path, help="where to write kernels and their times")
     parser.add_argument("--folder", type=Path, help="where the prepared text is kept")
     parser.add_argument("--text", help="files to train on, as data.path of a sweep")
-    parser.add_argument("--schedule-steps", type=int, help="of the trial whose first steps these are")
+    parser.add_argument(
+        "--schedule-steps", type=int, help="of the trial whose first steps these are"
+    )
     parser.add_argument("--only", default="dense,memory_plus", help="architectures")
     parser.add_argument("--preset", default="373m")
     parser.add_argument("--gpus", default="1,2", help="numbers of GPUs, one first")

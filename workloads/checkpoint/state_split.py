@@ -5,7 +5,8 @@ The ranks that merge may be others than those that split.
 Replicated values stay in the state. Sharded ones become blocks
 (`workloads/checkpoint/tensor_block.py`), named `weights/<parameter>/values`,
 `optimizer/<parameter>/exp_avg` (what AdamW keeps of a parameter) and `tables/<table>/mean_square`
-(what the optimizer of tables keeps, which may be one number per row).
+(what the optimizer of tables keeps, which may be one number per row). Rows that ranks hold in
+another order than the table's stay in it, and such a name ends in `/hashed`.
 
 Which part of a parameter a rank has, its `TableShard` says, or the parameter itself where it is a
 DTensor (of FSDP2's `fully_shard`). Another kind of sharded tensor is another case in
@@ -17,11 +18,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from workloads.checkpoint.hashed_rows import HashedRows, read_rows
 from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
+from workloads.distributed.hash_partition import HashPartition
 from workloads.distributed.local_part import is_sharded, local_shard, local_slices
 from workloads.sharding.table_shard import TableShard, table_shards
 
 State = dict[str, Any]
+_HASHED = "/hashed"
 LocalShard = TableShard | Tensor
 """Says which part of a parameter a rank holds: the shard of a table, or a DTensor."""
 
@@ -54,7 +58,8 @@ def split_state(
         for what in list(values):
             block = _block(values[what], part)
             if block is not None:
-                blocks[f"{section}/{owner}/{what}"] = block
+                key = f"{section}/{owner}/{what}"
+                blocks[key if _partition(part) is None else key + _HASHED] = block
                 del values[what]
     return _as_state(state, kept, names), blocks
 
@@ -81,9 +86,10 @@ def merge_state(
         return state
     kept = _group_by_owner(state, names)
     for key, tensor in saved.items():
-        section, owner, what = key.split("/")
+        section, owner, what = key.removesuffix(_HASHED).split("/")
         if state.get(section) is not None:
-            kept.setdefault((section, owner), {})[what] = tensor
+            found = HashedRows(tensor) if key.endswith(_HASHED) else tensor
+            kept.setdefault((section, owner), {})[what] = found
     for (section, owner), values in kept.items():
         name = _parameter_name(section, owner)
         for what, value in values.items():
@@ -164,6 +170,8 @@ def _local_value(name: str, value: object, part: LocalShard | None) -> object:
             "delete the trial's checkpoints to train it anew"
         )
     offsets, sizes = _position(part, len(whole))
+    if _partition(part) is not None:
+        return _by_places(value, part, offsets, sizes)
     if isinstance(value, SavedTensor):
         return value.read(offsets, sizes)
     assert isinstance(value, Tensor)
@@ -171,6 +179,24 @@ def _local_value(name: str, value: object, part: LocalShard | None) -> object:
         value = value.narrow(dim, offset, size)
     # Of its own, so that the whole may be dropped.
     return value.clone()
+
+
+def _by_places(
+    value: object, part: LocalShard, offsets: Sequence[int], sizes: Sequence[int]
+) -> Tensor:
+    """Return a rank's shard of a saved value, its rows in the order of a partition."""
+    if isinstance(value, HashedRows):
+        return value.stored.read(offsets, sizes)
+    assert isinstance(part, TableShard)
+    rows = part.row_numbers()
+    if isinstance(value, SavedTensor):
+        return read_rows(value, rows, offsets[1:], sizes[1:])
+    assert isinstance(value, Tensor)
+    return value[rows]
+
+
+def _partition(part: LocalShard) -> HashPartition | None:
+    return part.partition if isinstance(part, TableShard) else None
 
 
 def _full_shape(part: LocalShard, ndim: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Row-parallel tables: every rank holds some whole rows.
+"""Row-parallel tables: every rank holds some whole rows, chosen by a hash.
 
 | lookup       | there                  | here                  | back                             |
 |--------------|------------------------|-----------------------|----------------------------------|
@@ -7,9 +7,10 @@
 
 Rows stay whole, whatever their width. The cost: each rank sends a sum for every bag of all ranks,
 so up to as many times the columns' messages as there are ranks. Reads of rows held elsewhere are
-skipped by the kernels, so work is as uneven as the reading (`usage_stats.shard_imbalance`). A rank
-sends the reads of a bag in the order of the ranks that hold their rows: what a rank has to read of
-it stands side by side.
+skipped by the kernels, so work is as uneven as the reading (`usage_stats.shard_imbalance`), which a
+hash evens out but for the hottest rows. Ids here are places (`distributed/hash_partition.py`). A
+rank sends the reads of a bag in the order of the ranks that hold their rows: what a rank has to
+read of it stands side by side.
 
 Source of the scheme: "number-wise" in UltraMem (arXiv 2411.12364), with sums sent in the place of
 rows.
@@ -22,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from workloads.distributed.collectives import Pending
+from workloads.distributed.hash_partition import HashPartition
 from workloads.distributed.mesh import Mesh
 from workloads.distributed.process_group import RankGroup
 from workloads.kernels.block_bucketize.op import bucketize, local_ids, unbucketize
@@ -30,11 +32,12 @@ from workloads.sharding.table_shard import TableShard
 
 
 class RowParallelShard(TableShard):
-    """All columns of some rows."""
+    """All columns of the rows in a range of places."""
 
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         super().__init__(mesh, n_rows=n_rows, width=width)
         self.rows, self.columns = mesh.memory.local_range(n_rows), range(width)
+        self.partition = HashPartition(n_rows)
 
     def route_of(self, ids: Tensor, bags: Sequence[int], *, n_chunks: int) -> "RowParallelRoute":
         """Return the route of a lookup to which each rank brings `bags`."""

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from workloads.distributed.hash_partition import HashPartition
 from workloads.distributed.mesh import Mesh
 from workloads.layers.memory.handle_registry import Registered
 from workloads.layers.memory.sparse_gradient import SparseGradient
@@ -23,7 +24,10 @@ class TableShard(Registered, ABC):
     """
 
     rows: range
+    """Of the whole table, or with a `partition` the places of rows."""
     columns: range
+    partition: HashPartition | None = None
+    """Where rows stand, if not in their order."""
 
     def __init__(self, mesh: Mesh, *, n_rows: int, width: int) -> None:
         """Find this rank's part of a table of `n_rows` rows of `width` columns."""
@@ -41,25 +45,31 @@ class TableShard(Registered, ABC):
         """Rows and columns of the table."""
         return self.n_rows, self.width
 
+    def row_numbers(self) -> Int[Tensor, " rows"]:
+        """Return which rows of the table these are, in their order here, int64."""
+        if self.partition is None:
+            return torch.arange(self.rows.start, self.rows.stop)
+        return self.partition.rows(self.rows)
+
     @property
     def id_dtype(self) -> torch.dtype:
         """The type in which ids are sent: half the bytes of the largest messages."""
         return torch.int32 if self.n_rows < 2**31 else torch.int64
 
     def route(self, ids: Int[Tensor, "bags bag_size"]) -> TableRoute:
-        """Return the route of a lookup of these ids. Collective."""
+        """Return the route of a lookup of the rows at these places, `id_dtype`. Collective."""
         bags = self.mesh.bags_per_rank(len(ids))
         n_chunks = max(1, min(self.mesh.n_chunks, max(bags)))
-        return self.route_of(ids.to(self.id_dtype), bags, n_chunks=n_chunks)
+        return self.route_of(ids, bags, n_chunks=n_chunks)
 
     def restore_route(self, ids: Int[Tensor, "bags bag_size"], state: Sequence[int]) -> TableRoute:
-        """Return the route of `ids` with this `TableRoute.state`, for its backward pass."""
+        """Return the route of places with this `TableRoute.state`, for its backward pass."""
         n_chunks, *bags = state
-        return self.route_of(ids.to(self.id_dtype), bags, n_chunks=n_chunks)
+        return self.route_of(ids, bags, n_chunks=n_chunks)
 
     @abstractmethod
     def route_of(self, ids: Tensor, bags: Sequence[int], *, n_chunks: int) -> TableRoute:
-        """Return the route of a lookup to which each rank brings `bags`."""
+        """Return the route of a lookup of the rows at these places; each rank brings `bags`."""
 
     def weighted_bag(
         self,
@@ -95,6 +105,9 @@ class TableShard(Registered, ABC):
         second: Tensor,
         sparse_gradient: SparseGradient | None,
     ) -> Tensor:
+        # Here, where a compiled graph can do it with what made the ids.
+        places = ids if self.partition is None else self.partition.places(ids)
+        ids = places.to(self.id_dtype)
         if torch.compiler.is_compiling():
             return sharded_lookup_ops.read(operation, part, ids, second, self, sparse_gradient)
         return sharded_lookup.read(operation, part, second, self.route(ids), sparse_gradient)

@@ -26,9 +26,11 @@ class TableReader(Protocol):
     n_rows: int
     width: int
     """Rows and columns of the whole table."""
-    rows: range
     columns: range
     """Those of this rank's part."""
+
+    def row_numbers(self) -> Int[Tensor, " rows"]:
+        """Return the rows of this rank's part, in their order there."""
 
     def weighted_bag(
         self,
@@ -216,7 +218,7 @@ class MemoryTable(nn.Module):
             generator,
             width=width if shard is None else shard.width,
             n_rows=n_rows if shard is None else shard.n_rows,
-            rows=range(n_rows) if shard is None else shard.rows,
+            rows=torch.arange(n_rows) if shard is None else shard.row_numbers(),
             columns=range(width) if shard is None else shard.columns,
         )
 

@@ -4,7 +4,7 @@ import hashlib
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from workloads.distributed.local_part import copy_into_local, is_sharded
@@ -64,11 +64,11 @@ def write_normal_part(
     *,
     n_rows: int,
     width: int,
-    rows: range,
+    rows: Int[Tensor, " part_rows"],
     columns: range,
     drawn_at_once: int = 2**22,
 ) -> None:
-    """Write the part of a normal matrix in `rows` and `columns`.
+    """Write `rows` and `columns` of a normal matrix, in the order of `rows`.
 
     Bit for bit as `normal_` would write the whole matrix.
 
@@ -79,17 +79,16 @@ def write_normal_part(
     # torch draws normals in groups of 16, and fewer than 16 in another way: pieces begin on a
     # multiple of 16, and the last one takes what would be too short by itself.
     at_once = max(16, drawn_at_once // max(1, width) // 16 * 16)
-    start = 0
-    while start < rows.stop:
+    ascending, order = rows.sort()
+    start, end = 0, int(ascending[-1]) + 1 if len(rows) else 0
+    while start < end:
         stop = min(start + at_once, n_rows)
         if (n_rows - stop) * width < 16:
             stop = n_rows
         piece = torch.empty(stop - start, width).normal_(0.0, std, generator=generator)
-        first, last = max(start, rows.start), min(stop, rows.stop)
-        if first < last:
-            value[first - rows.start : last - rows.start] = piece[
-                first - start : last - start, columns.start : columns.stop
-            ]
+        first, last = torch.searchsorted(ascending, torch.tensor([start, stop])).tolist()
+        drawn = piece[ascending[first:last] - start, columns.start : columns.stop]
+        value[order[first:last].to(value.device)] = drawn.to(value)
         start = stop
 
 

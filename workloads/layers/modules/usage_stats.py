@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from workloads.distributed.hash_partition import HashPartition
 from workloads.distributed.process_group import RankGroup
 
 
@@ -228,8 +229,10 @@ class MemoryUsage(Usage):
 
 def shard_imbalance(reads: Int[Tensor, " rows"], n_ranks: int) -> float:
     """Return the reads of the busiest rank over the mean rank's, of a table sharded by rows."""
+    partition = HashPartition(len(reads))
     shards = (RankGroup(rank=rank, size=n_ranks).local_range(len(reads)) for rank in range(n_ranks))
-    per_rank = torch.stack([reads[shard.start : shard.stop].sum() for shard in shards]).double()
+    rows = (partition.rows(shard, device=reads.device) for shard in shards)
+    per_rank = torch.stack([reads[each].sum() for each in rows]).double()
     return float(per_rank.max() / per_rank.mean())
 
 

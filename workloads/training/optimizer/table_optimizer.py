@@ -23,6 +23,7 @@ from workloads.layers.memory.sparse_gradient import SparseGradient
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.memory.token_reads import token_readers
 from workloads.sharding.column_parallel import ColumnParallelShard
+from workloads.sharding.row_parallel import RowParallelShard
 from workloads.training.config import TrainConfig
 from workloads.training.optimizer.prefetched_rows import VALUES, Rows
 from workloads.training.optimizer.row_prefetch import RowPrefetch
@@ -105,6 +106,12 @@ class TableOptimizer:
         self._rules: dict[str, Rule] = {}
         """Of the next step."""
         self._packed = self._room_for_rules()
+        self._row_numbers = {
+            name: table.shard.row_numbers().to(table.weight.device, table.shard.id_dtype)
+            for name, table in self._tables.items()
+            if isinstance(table.shard, RowParallelShard) and config.table_precision == "bf16"
+        }
+        """Of rows in another order than the table's, which are rounded by their numbers."""
         self._updated: tuple[str, ...] = ()
         """The tables that the last `update` updated."""
         self._previous_norm: Tensor | None = None
@@ -271,7 +278,7 @@ class TableOptimizer:
                 self._rules[name],
                 self._coefficient,
                 mean_squares=self._mean_squares(table, sums),
-                row_ids=self.prefetch.held_ids(name),
+                row_ids=self._row_numbers.get(name, self.prefetch.held_ids(name)),
             )
             torch.autograd.graph.increment_version(table.weight)
         if norms and self._config.table_clip == "previous":
@@ -346,7 +353,7 @@ class TableOptimizer:
 
 def _origin(table: MemoryTable) -> tuple[int, int]:
     shard = table.shard
-    return (0, 0) if shard is None else (shard.rows.start, shard.columns.start)
+    return (0, 0 if shard is None else shard.columns.start)
 
 
 def _together(norms: list[Tensor]) -> Tensor:

@@ -182,7 +182,7 @@ def reads(mesh: Mesh, here: torch.device) -> Iterator[tuple[str, float]]:
                 for layout, (kind, mesh.n_chunks) in READ_BY.items():
                     shard = kind(mesh, n_rows=n_rows, width=width)
                     inside = (
-                        slice(shard.rows.start, shard.rows.stop),
+                        shard.row_numbers(),
                         slice(shard.columns.start, shard.columns.stop),
                     )
                     part = to(table)[inside].detach().clone().requires_grad_()
@@ -307,7 +307,8 @@ def one_read(
 
 def reads_elsewhere(hits: LookupGrad, ids: Tensor, shard: TableShard) -> float:
     """Return how many rows were read here that no bag names, or not read that one names."""
-    named = {int(i) - shard.rows.start for i in ids.flatten() if int(i) in shard.rows}
+    number_here = {row: number for number, row in enumerate(shard.row_numbers().tolist())}
+    named = {number_here[i] for i in ids.flatten().tolist() if i in number_here}
     read = {int(i) for i in hits.ids.flatten() if i < len(shard.rows)}
     return float(len(read ^ named))
 
@@ -535,8 +536,8 @@ def whole(tensor: Tensor) -> Tensor:
 def inside(whole: Tensor, shard: ColumnParallelShard | RowParallelShard | None) -> Tensor:
     if shard is None:
         return whole
-    rows, columns = shard.rows, shard.columns
-    return whole[rows.start : rows.stop, columns.start : columns.stop]
+    columns = shard.columns
+    return whole[shard.row_numbers(), columns.start : columns.stop]
 
 
 def apart(found: Tensor, wanted: Tensor, *, like: Tensor | None = None) -> float:

@@ -30,10 +30,10 @@ def group() -> Iterator[None]:
 
 
 def tensors(operation: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a table, ids, and weights or x."""
+    """Return a table, ids as they are sent, and weights or x."""
     draw = torch.Generator().manual_seed(0)
     table = torch.randn(ROWS, WIDTH, generator=draw)
-    ids = torch.randint(ROWS, (BAGS, BAG_SIZE), generator=draw)
+    ids = torch.randint(ROWS, (BAGS, BAG_SIZE), generator=draw, dtype=torch.int32)
     shape = (BAGS, BAG_SIZE if operation == "weighted_bag" else WIDTH)
     return table, ids, torch.randn(shape, generator=draw)
 

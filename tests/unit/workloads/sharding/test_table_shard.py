@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads.architectures import dense, memory_plus
+from workloads.distributed.hash_partition import HashPartition
 from workloads.distributed.mesh import Mesh, make_mesh
 from workloads.distributed.process_group import RankGroup
 from workloads.layers.modules.init import initialise, write_normal_part
@@ -87,22 +88,25 @@ def test_a_read_has_the_chunks_that_were_asked_for_but_no_more_than_bags(asked, 
 
 
 def test_skew_is_what_the_busiest_rank_reads_over_the_mean():
-    assert shard_imbalance(torch.tensor([5, 1, 0, 0, 2, 4]), 3) == pytest.approx(6 / 4)
+    reads = torch.tensor([5, 1, 0, 0, 2, 4])
+    held = HashPartition(6).rows(range(6)).split(2)
+
+    busiest = max(int(reads[rows].sum()) for rows in held)
+
+    assert shard_imbalance(reads, 3) == pytest.approx(busiest / 4)
     assert shard_imbalance(torch.ones(8, dtype=torch.long), 4) == 1.0
 
 
 @given(
     n_rows=st.integers(1, 60),
     width=st.integers(1, 20),
-    rows=st.tuples(st.integers(0, 60), st.integers(0, 60)),
+    rows=st.lists(st.integers(0, 59), unique=True),
     columns=st.tuples(st.integers(0, 20), st.integers(0, 20)),
     drawn_at_once=st.integers(1, 700),
 )
 def test_a_part_begins_as_the_whole_does_there(n_rows, width, rows, columns, drawn_at_once):
-    down, across = (
-        range(min(min(ends), most), min(max(ends), most))
-        for ends, most in ((rows, n_rows), (columns, width))
-    )
+    down = torch.tensor([row for row in rows if row < n_rows], dtype=torch.int64)
+    across = range(min(*columns, width), min(max(columns), width))
     whole = torch.empty(n_rows, width)
     whole.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(4))
 
@@ -118,7 +122,7 @@ def test_a_part_begins_as_the_whole_does_there(n_rows, width, rows, columns, dra
         drawn_at_once=drawn_at_once,
     )
 
-    assert torch.equal(part, whole[down.start : down.stop, across.start : across.stop])
+    assert torch.equal(part, whole[down, across.start : across.stop])
 
 
 class Largest(TorchDispatchMode):
@@ -184,7 +188,8 @@ def test_a_shared_out_memory_reports_how_unevenly_its_ranks_read():
     shard = table_shards(model)["memory_table.weight"]
     assert isinstance(shard, RowParallelShard)
 
-    layer.usage.record(torch.tensor([[0, 1], [50, 143]]), torch.ones(2, 2))
+    first, second, third = (HashPartition(144).rows(range(at, at + 2)) for at in (0, 48, 96))
+    layer.usage.record(torch.stack([first, torch.stack([second[0], third[0]])]), torch.ones(2, 2))
 
-    # Of four reads two are in the first 48 rows, one each in the others.
+    # Of four reads two are of rows of the first rank, one each of the others'.
     assert model.statistics()["memory/layer_00/shard_max_over_mean"] == pytest.approx(2 / (4 / 3))
