@@ -188,6 +188,7 @@ class AttemptStarter:
                 trial_id=trial.folder.trial_id,
                 demand=estimator.demand(trial, nodes),
                 predicted_s=estimator.left_s(trial),
+                begun=trial.has_checkpoint,
                 not_before=trial.not_before,
                 delay_reason=trial.delay_reason,
                 order=self._order[trial.folder.trial_id],

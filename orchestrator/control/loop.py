@@ -68,7 +68,8 @@ class Controller:
                 fine.
             launcher: Not started; `run` starts and closes it.
             cache: Folder of prepared data, shared by all trials.
-            predicted_s: Predicted seconds of whole trials. Longer ones start first.
+            predicted_s: Predicted seconds of whole trials. Of those that have a checkpoint, and of
+                the others after them, longer ones start first.
             job: What ranks run; see `orchestrator.node.worker`.
             lock: The right to run these trials; default: to run the whole sweep.
             start: Of the launcher, where it has begun; `run` waits for it.

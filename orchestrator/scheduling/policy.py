@@ -8,8 +8,9 @@ It decides which waiting trial starts where. Rules, in this order:
    may start that would move its start back, by the predicted ends. So a stream of small trials
    cannot starve a large one, even when predictions are wrong: an overdue trial is assumed to end
    now, and then nothing new gets in front.
-3. Of all others the sweep that holds the least of the cluster goes first, and of one sweep the
-   longest predicted, wherever they fit under that condition (backfill).
+3. Of all others the sweep that holds the least of the cluster goes first. Of one sweep those go
+   first that have begun, then the longest predicted. All start wherever they fit under that
+   condition (backfill).
 4. A trial runs on one node if any node could hold it, else on the fewest whole nodes that do. It
    gets the node that is left with the fewest free GPUs, then cores; a fraction gets the GPU that is
    left with the least.
@@ -29,7 +30,7 @@ from orchestrator.scheduling.backfill import BackfillCapacity
 from orchestrator.scheduling.cluster_state import ClusterState, HeldResources
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.free_resources import Allocation, FreeResources
-from orchestrator.scheduling.wait_queue import DemandClass, QueueEntry, WaitQueue, longest_first
+from orchestrator.scheduling.wait_queue import DemandClass, QueueEntry, WaitQueue, begun_first
 
 SHORTEST_S = 1.0
 """Least predicted run time: a prediction of 0 must not let a trial slip past the reservation."""
@@ -101,16 +102,16 @@ def decide(cluster: ClusterState, queue: WaitQueue, now: float) -> Decision:
 
 
 def _class_next_in_line(classes: Sequence[DemandClass]) -> DemandClass:
-    """Return the class whose first trial is next in line: the longest of the largest demands."""
+    """Return the class whose first trial is next in line: of the largest demands the first."""
     largest = takewhile(lambda one: one.rank == classes[0].rank, classes)
-    return min(largest, key=lambda one: longest_first(one.entries[0]))
+    return min(largest, key=lambda one: begun_first(one.entries[0]))
 
 
 class _Candidate(NamedTuple):
     """A trial of a class that may start; the one of the smallest rank is tried first."""
 
-    rank: tuple[int, float, tuple[float, int, str]]
-    """Priority, share of its sweep, length; unique, so that nothing else is compared."""
+    rank: tuple[int, float, tuple[bool, float, int, str]]
+    """Priority, share of its sweep, `begun_first`; unique, so that nothing else is compared."""
     share: float
     """Dominant share of its sweep when it became a candidate."""
     waiting: DemandClass
@@ -161,7 +162,7 @@ class _DecisionDraft:
                 position += 1
             if position < len(waiting.entries):
                 share = self._share[waiting.sweep]
-                rank = -waiting.priority, share, longest_first(waiting.entries[position])
+                rank = -waiting.priority, share, begun_first(waiting.entries[position])
                 heapq.heappush(candidates, _Candidate(rank, share, waiting, position))
 
         # On a full cluster most classes are ruled out by one comparison each.
@@ -189,7 +190,7 @@ class _DecisionDraft:
             full.add((waiting.demand, outlasts))
             if outlasts and (left_s := self.capacity.seconds_to_start(self._now)) >= SHORTEST_S:
                 # Shorter ones of the class may still end before the reserved start.
-                push(waiting, max(position + 1, waiting.first_within(left_s)))
+                push(waiting, waiting.first_within(left_s, start=position + 1))
 
     def _find(self, demand: Demand, *, outlasts: bool) -> Allocation | None:
         needs = self._cluster.requirements(demand)

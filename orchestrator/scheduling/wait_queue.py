@@ -1,4 +1,6 @@
-"""Wait queue: classes of equal priority, sweep and demand, longest trial first.
+"""Wait queue: classes of equal priority, sweep and demand, each in order.
+
+Trials that have begun go before fresh ones, and of each the longest first.
 
 A decision looks at the heads of classes only, so it costs no more with ten thousand trials than
 with ten.
@@ -19,6 +21,8 @@ class Waiting:
     trial_id: str
     demand: Demand
     predicted_s: float
+    begun: bool = False
+    """Whether it goes on from a checkpoint."""
     not_before: float = 0.0
     """Seconds of the caller's clock."""
     delay_reason: str = ""
@@ -40,13 +44,14 @@ class QueueEntry(NamedTuple):
     predicted_s: float
 
 
-def longest_first(entry: QueueEntry) -> tuple[float, int, str]:
-    """Return the sort key of entries: longest predicted first, then by place in the sweep file."""
-    return -entry.predicted_s, entry.trial.order, entry.trial.trial_id
+def begun_first(entry: QueueEntry) -> tuple[bool, float, int, str]:
+    """Return the sort key of entries: begun first, then the longest, then by place in the file."""
+    trial = entry.trial
+    return not trial.begun, -entry.predicted_s, trial.order, trial.trial_id
 
 
 class DemandClass:
-    """Trials of one priority, sweep and demand, longest first."""
+    """Trials of one priority, sweep and demand, in the order of `begun_first`."""
 
     def __init__(self, priority: int, sweep: str, demand: Demand) -> None:
         """Start empty."""
@@ -61,9 +66,18 @@ class DemandClass:
         units, cpus = self.demand.size
         return -self.priority, -units, -cpus
 
-    def first_within(self, seconds: float) -> int:
-        """Return the position of the longest entry that is predicted to take at most `seconds`."""
-        return bisect_left(self.entries, -seconds, key=lambda entry: -entry.predicted_s)
+    def first_within(self, seconds: float, *, start: int) -> int:
+        """Return the first position from `start` on that is predicted to take at most `seconds`."""
+        first_fresh = bisect_left(self.entries, True, key=lambda entry: not entry.trial.begun)
+        # Of the begun, and of the fresh ones, the longest stand first.
+        for end in (first_fresh, len(self.entries)):
+            if start < end:
+                start = bisect_left(
+                    self.entries, -seconds, start, end, key=lambda entry: -entry.predicted_s
+                )
+            if start < end:
+                break
+        return start
 
 
 class WaitQueue:
@@ -92,7 +106,7 @@ class WaitQueue:
                 self._classes[key] = DemandClass(*key)
             self._classes[key].entries.append(self._entry(trial))
         for one in self._classes.values():
-            one.entries.sort(key=longest_first)
+            one.entries.sort(key=begun_first)
         self._ranked = sorted(self._classes.values(), key=lambda one: one.rank)
 
     def __iter__(self) -> Iterator[DemandClass]:
@@ -103,7 +117,7 @@ class WaitQueue:
         """Take a trial out."""
         trial = self._trials.pop(trial_id)
         entries = self._classes[self._key(trial)].entries
-        position = bisect_left(entries, longest_first(self._entry(trial)), key=longest_first)
+        position = bisect_left(entries, begun_first(self._entry(trial)), key=begun_first)
         del entries[position]
 
     def add(self, trial: Waiting) -> None:
@@ -113,7 +127,7 @@ class WaitQueue:
         if key not in self._classes:
             self._classes[key] = DemandClass(*key)
             self._ranked = sorted(self._classes.values(), key=lambda one: one.rank)
-        insort(self._classes[key].entries, self._entry(trial), key=longest_first)
+        insort(self._classes[key].entries, self._entry(trial), key=begun_first)
 
     def prediction_groups(self) -> set[str]:
         """Return the prediction groups of those that wait."""
@@ -125,7 +139,7 @@ class WaitQueue:
             return
         self._ratios = dict(ratios)
         for one in self._ranked:
-            one.entries = sorted((self._entry(e.trial) for e in one.entries), key=longest_first)
+            one.entries = sorted((self._entry(e.trial) for e in one.entries), key=begun_first)
 
     def _entry(self, trial: Waiting) -> QueueEntry:
         predicted_s = trial.predicted_s * self._ratios.get(trial.prediction_group, 1.0)

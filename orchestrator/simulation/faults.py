@@ -84,7 +84,8 @@ class _JobState:
     def waiting(self, not_before: float) -> Waiting:
         """Return the trial as the policy sees it."""
         predicted_s = self.job.checkpointing.attempt_s(self.left_s)
-        return replace(self.job.trial, predicted_s=predicted_s, not_before=not_before)
+        begun = self.job.trial.begun or self.left_s < self.job.trial.predicted_s
+        return replace(self.job.trial, predicted_s=predicted_s, begun=begun, not_before=not_before)
 
 
 @cache

@@ -35,6 +35,7 @@ def waiting_trials(plan: Plan, cluster: ClusterSpec) -> list[Waiting]:
                 trial_id=trial.spec.trial_id,
                 demand=demand,
                 predicted_s=trial.remaining * _seconds(trial, demand, cluster.gpu_flops),
+                begun=trial.remaining < 1,
                 order=order,
                 sweep=plan.sweep.name,
                 prediction_group=prediction_group(trial.spec),

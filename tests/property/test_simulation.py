@@ -52,6 +52,7 @@ def trials(draw, most=24):
                 st.sampled_from([0, 0, 3, 17, 30, 60]),
                 st.integers(0, 500),
                 st.booleans(),
+                st.booleans(),
             ),
             max_size=most,
         )
@@ -66,10 +67,11 @@ def trials(draw, most=24):
                 gang_size=max(1, int(gpus)) if gang else 1,
             ),
             predicted_s=float(seconds),
+            begun=begun,
             order=i,
             prediction_group=f"a{i % 3}/{cpus}",
         )
-        for i, (gpus, cpus, memory, seconds, gang) in enumerate(rows)
+        for i, (gpus, cpus, memory, seconds, gang, begun) in enumerate(rows)
     ]
 
 

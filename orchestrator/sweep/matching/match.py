@@ -59,7 +59,9 @@ class Matched:
         before = "" if self.written is None else f"{_grouped(self.written)} → "
         ratio = f"{self.ratio:.3f}"
         if self.measured is not None:
-            ratio += f" ± {self.measured['ratio_uncertainty']:.3f}"
+            # A step's ratio may be far from 1; that of a training of fewer, slower steps is not.
+            relative = self.measured["ratio_uncertainty"] / self.measured["ratio"]
+            ratio += f" ± {self.ratio * relative:.3f}"
         target = self.counterpart
         if target is None:
             target = f"the {QUANTITIES[self.quantity].write(self.target)} asked for"

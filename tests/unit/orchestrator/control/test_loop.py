@@ -196,6 +196,26 @@ def test_longest_prediction_starts_first(world):
     assert [launch.trial_id for launch in world.launcher.launches] == ids[::-1]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_has_a_checkpoint_starts_first_when_the_sweep_is_submitted_again(world, kept):
+    fresh, stopped = world.trial(0), world.trial(1)
+    world.launcher = FakeLauncher(cpus=1)
+
+    def stop():
+        if kept:
+            (world.sweep.trial(stopped).checkpoints / "step-37").mkdir(parents=True)
+        world.the_controller.stop()
+        yield
+
+    world.run(stopped, script=stop())
+    predicted = dict.fromkeys((fresh, stopped), 500.0)
+    script = finish(world, *((stopped, fresh) if kept else (fresh, stopped)))
+    world.run(fresh, stopped, script=script, predicted_s=predicted, submission=2)
+
+    started = [launch.trial_id for launch in world.launcher.launches]
+    assert started == [stopped, *([stopped, fresh] if kept else [fresh, stopped])]
+
+
 def test_waiting_trials_say_why_and_running_ones_show_their_progress(world):
     first, second = world.trial(0), world.trial(1, resources=Resources(gpus=0, cpus=2))
 

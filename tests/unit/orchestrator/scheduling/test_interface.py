@@ -35,6 +35,36 @@ def test_longest_predicted_starts_first():
     assert started(decided) == ["long", "middle", "short"]
 
 
+def test_trials_with_a_checkpoint_start_before_longer_fresh_ones():
+    decided = decide(
+        waiting("fresh", predicted_s=9),
+        waiting("nearly done", predicted_s=1, begun=True),
+        waiting("begun", predicted_s=5, begun=True),
+    )
+
+    assert started(decided) == ["begun", "nearly done", "fresh"]
+
+
+def test_behind_the_reserved_one_what_ends_in_time_is_found_among_begun_and_fresh_ones():
+    decided = decide(
+        waiting("wide", cpus=4),
+        waiting("fresh, slow", predicted_s=90),
+        waiting("fresh, quick", predicted_s=40),
+        waiting("begun, slow", predicted_s=80, begun=True),
+        waiting("begun, slower", predicted_s=85, begun=True),
+        waiting("begun, quick", predicted_s=30, begun=True),
+        held=[running("r", cpus=2, until=50)],
+    )
+
+    assert started(decided) == ["begun, quick", "fresh, quick"]
+
+
+def test_a_larger_fresh_trial_stays_next_in_line():
+    decided = decide(waiting("begun", begun=True), waiting("wide", cpus=4))
+
+    assert started(decided) == ["wide"]
+
+
 def test_of_equal_demands_of_two_sweeps_the_longest_is_next_in_line():
     decided = decide(
         waiting("short", cpus=4, predicted_s=1, sweep="a"),

@@ -103,6 +103,16 @@ def test_without_faults_trials_end_as_predicted() -> None:
     assert found.goodput == pytest.approx(5000.0 / CHECK.attempt_s(5000.0))
 
 
+def test_what_has_a_checkpoint_goes_on_before_fresh_trials() -> None:
+    found = simulate_faults(one_gpu_nodes(1), jobs(4, 5000.0), Faults(preemption_every_s=4000.0))
+
+    stopped = [
+        pair for pair in itertools.pairwise(found.runs) if pair[0].kept_s and pair[0].retried
+    ]
+    assert stopped
+    assert all(before.trial.trial_id == after.trial.trial_id for before, after in stopped)
+
+
 @pytest.mark.parametrize("mtbf", [2500.0, 10_000.0])
 def test_failures_cost_what_dalys_formula_says(mtbf: float) -> None:
     """On nodes of their own trials are independent: their mean end is the expected time."""

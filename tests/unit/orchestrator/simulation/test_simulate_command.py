@@ -1,5 +1,6 @@
 """`memscale plan SWEEP --simulate CLUSTER`, from the sweep file to what is printed and drawn."""
 
+import dataclasses
 import json
 import math
 import re
@@ -10,6 +11,8 @@ from typer.testing import CliRunner
 from orchestrator.cli import app
 from orchestrator.cli.app import make_plan
 from orchestrator.scheduling.gpu_sharing import memory_need
+from orchestrator.simulation import cluster_spec
+from orchestrator.simulation.planned_trials import waiting_trials
 
 SWEEP = """
 name: ladder
@@ -53,6 +56,16 @@ def test_every_trial_gets_the_gpus_it_asks_for_and_auto_one_per_rank(sweep):
         "memory_plus": 4,
     }
     assert found["makespan_s"] == max(t["end_s"] for t in found["trials"])
+
+
+def test_trials_with_a_checkpoint_start_first(sweep):
+    plan = make_plan([sweep], sweep.parent / "runs")
+    first, *others = plan.trials
+    plan = dataclasses.replace(plan, trials=(*others, dataclasses.replace(first, remaining=0.5)))
+
+    waiting = waiting_trials(plan, cluster_spec.parse("gpus=16"))
+
+    assert [trial.trial_id for trial in waiting if trial.begun] == [first.spec.trial_id]
 
 
 def test_time_is_flops_over_the_rate_of_the_gpus_a_trial_has(sweep):

@@ -70,6 +70,19 @@ def test_tokens_make_the_whole_training_as_long(load: Load, make_timer: MakeTime
     assert f"tokens 640 → {trial.train['tokens']}, training time " in str(told)
 
 
+def test_the_uncertainty_is_that_of_the_ratio_which_is_told(
+    load: Load, make_timer: MakeTimer, pins: Path
+) -> None:
+    load(BY_TOKENS, timer=make_timer())
+    content = json.loads(pins.read_text(encoding="utf-8"))
+    ((key, entry),) = content["solutions"].items()
+    content["solutions"][key] = entry | {"ratio": 1.8137, "ratio_uncertainty": 0.00867}
+    pins.write_text(json.dumps(content), encoding="utf-8")
+    (told,) = load(BY_TOKENS).matches.values()
+
+    assert f"training time {told.ratio:.3f} ± 0.005 × plain" in str(told)
+
+
 def test_whole_steps_that_are_too_coarse_are_told(
     problems: Problems, make_timer: MakeTimer
 ) -> None:
