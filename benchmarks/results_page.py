@@ -179,11 +179,7 @@ def _finished(runs: Runs, sweep_dir: SweepDir, record: Path, *, drop: bool = Fal
     renamed = {i: spec for i in missing - earlier.keys() if (spec := under[i]) is not None}
     lost = missing - earlier.keys() - renamed.keys()
     if lost and not drop:
-        raise StoreError(
-            f"{record} holds {plural(len(lost), 'trial')} that neither {sweep_dir.path} nor "
-            f"{_sweep_file(sweep_dir)} has, and the page would lose: {_some(lost)}; name a sweep "
-            "file that has them, or give --drop to leave them out"
-        )
+        raise StoreError(_would_lose(lost, record, n_held=len(lines), sweep_dir=sweep_dir))
     again = {i for i, spec in renamed.items() if spec.trial_id in new | earlier.keys()}
     for line in sorted(lines, key=lambda line: str(line.get("finished")), reverse=True):
         # Of several with one setting the last that finished stays.
@@ -217,6 +213,19 @@ def _finished(runs: Runs, sweep_dir: SweepDir, record: Path, *, drop: bool = Fal
         recorded,
         recorded & renamed.keys(),
     )
+
+
+def _would_lose(lost: Collection[str], record: Path, *, n_held: int, sweep_dir: SweepDir) -> str:
+    """Return what is wrong where an earlier CSV holds trials that the sweep has no more."""
+    file = _sweep_file(sweep_dir)
+    others = f"{sweep_dir.path} nor {file}{'' if file.is_file() else ' (which is not there)'}"
+    text = (
+        f"{record} holds {plural(len(lost), 'trial')} that neither {others} has, and the page "
+        f"would lose: {_some(lost)}; name a sweep file that has them after `# Run:`"
+    )
+    if 2 * len(lost) <= n_held:
+        return f"{text}, or give --drop to leave them out"
+    return f"{text}; --drop would leave out most of that file, {len(lost)} of {n_held} trials"
 
 
 def _some(ids: Collection[str]) -> str:
@@ -325,12 +334,20 @@ def _shared_init(sweep: str) -> dict[str, str]:
 
     A setting that all trials share has no column in a CSV.
     """
+    file = _study_file(sweep)
+    if file is None:
+        return {}
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    init = (content.get("model") or {}).get(INIT.rpartition(".")[2])
+    return {} if init is None else {INIT: init}
+
+
+def _study_file(sweep: str) -> Path | None:
+    """Return the file in `sweeps/` that has this name of a sweep."""
     for file in sorted((ROOT / "sweeps").rglob("*.yaml")):
-        text = file.read_text(encoding="utf-8")
-        if f"\nname: {sweep}\n" in text:
-            init = (yaml.safe_load(text).get("model") or {}).get(INIT.rpartition(".")[2])
-            return {} if init is None else {INIT: init}
-    return {}
+        if f"\nname: {sweep}\n" in file.read_text(encoding="utf-8"):
+            return file
+    return None
 
 
 def _measured(line: Mapping[str, Any]) -> dict[str, float]:
@@ -563,9 +580,12 @@ def _about(finished: Finished, sweep_dir: SweepDir) -> list[str]:
     }
     untimed = set(finished.recorded) - set(timed["trial_id"])
     if untimed:
+        some = f"it lacks when {len(untimed)} of them ran, and " * (
+            untimed < set(finished.recorded)
+        )
         facts["recorded before"] = (
-            f"{plural(len(untimed), 'trial')}, from {runs.sweep}.csv as it was; time is "
-            "of the others"
+            f"{plural(len(finished.recorded), 'trial')}, from {runs.sweep}.csv as it was; {some}"
+            "time is of the others"
         )
     if finished.renamed:
         facts["other ids"] = (
@@ -627,12 +647,14 @@ def _shas(value: object) -> str:
 
 
 def _command(sweep_dir: SweepDir) -> str:
-    """Return what the sweep's header says to run."""
+    """Return what the sweep's header says to run, else a submission of the file of its name."""
     file = sweep_dir.path / "sweep.yaml"
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
         if line.startswith("# Run:"):
             return line.removeprefix("# Run:").strip().split("  ")[0]
-    return f"memscale submit sweeps/{sweep_dir.path.name}.yaml"
+    study = _study_file(sweep_dir.path.name)
+    named = f"sweeps/{sweep_dir.path.name}.yaml" if study is None else study.relative_to(ROOT)
+    return f"memscale submit {named}"
 
 
 def _sweep_file(sweep_dir: SweepDir) -> Path:

@@ -150,8 +150,16 @@ CAPTION_LETTERS = 104.0
 
 
 def caption_lines(text: str, width: float, *, size: float = 8) -> list[str]:
-    """Return a caption in lines for a figure `width` inches wide."""
-    return textwrap.wrap(text, int(CAPTION_LETTERS / size * width), break_on_hyphens=False)
+    """Return a caption in lines of about one length for a figure `width` inches wide."""
+    most = int(CAPTION_LETTERS / size * width)
+
+    def wrapped(letters: int) -> list[str]:
+        return textwrap.wrap(text, letters, break_on_hyphens=False)
+
+    lines = wrapped(most)
+    least = max((len(word) for word in text.split()), default=1)
+    even = (wrapped(letters) for letters in range(min(least, most), most))
+    return next((shorter for shorter in even if len(shorter) <= len(lines)), lines)
 
 
 def caption(figure: Figure, text: str, *, size: float = 8, **options: Any) -> None:

@@ -44,8 +44,9 @@ def varied_settings(
 
     Settings of the data count wherever they differ: no two data sets are compared in silence. Of
     settings that change together one is named: the learning rate rather than what is derived from
-    it, any other setting rather than a dimension of the model. Where `match` solved for a setting,
-    what it held equal counts in its place.
+    it, any other setting rather than a dimension of the model. A rate may be chosen for a model,
+    never a model for a rate, so what differs in the model is named beside the rate. Where `match`
+    solved for a setting, what it held equal counts in its place.
 
     Args:
         trials: Architecture, preset and flat settings of each; a setting that is None or absent
@@ -60,7 +61,10 @@ def varied_settings(
         groups.setdefault((architecture, size), {})[identity] = cells
     of_one_size = [list(group.values()) for group in groups.values()]
     every = [cells for group in of_one_size for cells in group]
-    own = _telling_apart(of_one_size, lambda key: not key.startswith("data."))
+    own = {
+        *_telling_apart(of_one_size, lambda key: not key.startswith("data.")),
+        *_telling_apart(of_one_size, lambda key: key.startswith((MATCH, "model."))),
+    }
     return (*sorted(own), *sorted(_telling_apart([every], lambda key: key.startswith("data."))))
 
 

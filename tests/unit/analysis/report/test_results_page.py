@@ -619,6 +619,66 @@ def test_a_record_of_an_older_page_lacks_columns_and_is_kept(
     assert pd.read_csv(csv)["git_commit"].notna().sum() == 4
 
 
+def test_all_of_a_record_are_counted_also_where_some_say_when_they_ran(trials, run, page, tmp_path):
+    file, specs = trials("whole")
+    run(file, specs, of_rates(specs, *RATES[:2]))
+    page(written=False)
+    csv = tmp_path / "out" / "facts.csv"
+    record = pd.read_csv(csv)
+    record.loc[record["train.lr"] == RATES[0], "ran"] = None
+    record.to_csv(csv, index=False)
+    shutil.rmtree(tmp_path / "runs")
+    run(file, specs, of_rates(specs, RATES[2]))
+
+    text = "\n".join(page(written=False)[0])
+
+    assert (
+        "| recorded before | 8 trials, from facts.csv as it was; it lacks when 4 of them ran, and "
+        "time is of the others |"
+    ) in text
+    assert "| time | 2.0 minutes in which trials ran" in text
+
+
+def test_of_a_part_without_a_command_the_study_is_found_by_its_name(
+    trials, run, page, tmp_path, results_page, monkeypatch
+):
+    file, specs = trials("whole")
+    run(file, specs, of_rates(specs, *RATES[:2]))
+    page(written=False)
+    shutil.rmtree(tmp_path / "runs")
+    study = tmp_path / "sweeps" / "studies" / "of_facts.yaml"
+    study.parent.mkdir(parents=True)
+    shutil.move(file, study)
+    shutil.copy(file.parent / "words.txt", study.parent)
+    file, specs = trials("part", RATES[2:])
+    file.write_text(file.read_text().partition("\n")[2])
+    run(file, specs, specs)
+    monkeypatch.setattr(results_page, "ROOT", tmp_path)
+
+    text = "\n".join(page(written=False)[0])
+
+    assert "| commands | `memscale submit sweeps/studies/of_facts.yaml`, " in text
+    assert "| trials | 12 finished, 0 not; seeds 0, 1 |" in text
+
+
+def test_leaving_out_most_of_a_record_is_not_offered(trials, run, page, tmp_path, capsys):
+    file, specs = trials("whole")
+    run(file, specs, specs)
+    page(written=False)
+    shutil.rmtree(tmp_path / "runs")
+    file.unlink()
+    file, specs = trials("part", RATES[2:])
+    run(file, specs, specs)
+
+    with pytest.raises(SystemExit):
+        page(written=False)
+
+    said = capsys.readouterr().err
+    assert "facts.yaml (which is not there) has, and the page would lose" in said
+    assert "give --drop" not in said
+    assert "--drop would leave out most of that file, 8 of 12 trials" in said
+
+
 def test_the_figure_is_drawn_again_from_the_csv_alone(trials, run, page, grids, tmp_path):
     file, specs = trials("whole")
     run(file, specs, specs)

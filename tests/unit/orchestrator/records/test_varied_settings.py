@@ -58,6 +58,21 @@ def test_what_follows_from_another_setting_is_not_named_too():
     assert varied_settings(longer) == ("train.tokens",)
 
 
+def test_a_rate_chosen_for_a_model_does_not_hide_how_the_models_differ():
+    tuned = [
+        trial(train__lr=2e-3),
+        trial(train__lr=1e-3, model__output_init="depth_scaled"),
+        trial(train__lr=1e-3, model__output_init="depth_scaled", model__d_ff=2648),
+    ]
+
+    names = varied_settings(tuned)
+
+    assert [setting_label(t[2], names) for t in tuned[:2]] == [
+        "lr=2e-3",
+        "output_init=depth_scaled · lr=1e-3",
+    ]
+
+
 def test_other_data_are_named_even_at_another_size():
     trials = [trial("d8", data__n_people=100), trial("d16", data__n_people=200)]
 

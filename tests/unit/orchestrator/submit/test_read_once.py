@@ -130,6 +130,7 @@ def test_every_file_is_read_once_before_the_first_launch(runs, monkeypatch):
         "nodes": "a node that somebody has readmitted",
         f"{launched}/attempts": "the number of the next attempt",
         **dict.fromkeys(there, "temporary files of ranks and submissions that were killed"),
+        **{f"{trial}/checkpoints": "whether there is one to go on from now" for trial in there},
         "submissions": "the number of the next one",
     }
     again = {
