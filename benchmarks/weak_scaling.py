@@ -207,6 +207,11 @@ def _arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.profile and (arguments.device == "cpu" or arguments.steps <= LAST):
         parser.error(f"--profile needs a GPU and --steps above {LAST}, got {arguments.steps} steps")
+    if arguments.schedule_steps is not None and arguments.schedule_steps < arguments.steps:
+        parser.error(
+            f"--schedule-steps must be at least --steps ({arguments.steps}), got "
+            f"{arguments.schedule_steps}"
+        )
     return arguments
 
 

@@ -595,19 +595,25 @@ def test_rows_of_two_files_with_one_setting_are_not_mixed(trials, run, page, tmp
     assert (tmp_path / "out" / "facts.csv").read_bytes() == before
 
 
-def test_a_record_of_an_older_page_lacks_columns_and_is_kept(
-    trials, run, page, tmp_path, results_page
-):
+def beside_a_record(trials, run, page, csv, *, change):
+    """Return the page of a last rate, whose CSV holds two earlier ones and was changed since."""
     file, specs = trials("whole")
     run(file, specs, of_rates(specs, *RATES[:2]))
     page(written=False)
-    csv = tmp_path / "out" / "facts.csv"
-    older = pd.read_csv(csv).drop(columns=list(results_page.PROVENANCE), errors="ignore")
-    older.to_csv(csv, index=False)
-    shutil.rmtree(tmp_path / "runs")
+    change(pd.read_csv(csv)).to_csv(csv, index=False)
+    shutil.rmtree(csv.parents[1] / "runs")
     run(file, specs, of_rates(specs, RATES[2]))
+    return "\n".join(page(written=False)[0])
 
-    text = "\n".join(page(written=False)[0])
+
+def test_a_record_of_an_older_page_lacks_columns_and_is_kept(
+    trials, run, page, tmp_path, results_page
+):
+    def without_provenance(record):
+        return record.drop(columns=list(results_page.PROVENANCE), errors="ignore")
+
+    csv = tmp_path / "out" / "facts.csv"
+    text = beside_a_record(trials, run, page, csv, change=without_provenance)
 
     assert (
         "| code | commit abc123 with uncommitted changes in x.py (4 trials); not recorded (8 trials) |"
@@ -620,17 +626,11 @@ def test_a_record_of_an_older_page_lacks_columns_and_is_kept(
 
 
 def test_all_of_a_record_are_counted_also_where_some_say_when_they_ran(trials, run, page, tmp_path):
-    file, specs = trials("whole")
-    run(file, specs, of_rates(specs, *RATES[:2]))
-    page(written=False)
-    csv = tmp_path / "out" / "facts.csv"
-    record = pd.read_csv(csv)
-    record.loc[record["train.lr"] == RATES[0], "ran"] = None
-    record.to_csv(csv, index=False)
-    shutil.rmtree(tmp_path / "runs")
-    run(file, specs, of_rates(specs, RATES[2]))
+    def partly_timed(record):
+        return record.assign(ran=record["ran"].where(record["train.lr"] != RATES[0]))
 
-    text = "\n".join(page(written=False)[0])
+    csv = tmp_path / "out" / "facts.csv"
+    text = beside_a_record(trials, run, page, csv, change=partly_timed)
 
     assert (
         "| recorded before | 8 trials, from facts.csv as it was; it lacks when 4 of them ran, and "
