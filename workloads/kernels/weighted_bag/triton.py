@@ -31,9 +31,10 @@ def forward(
             side by side.
         block_width: Columns worked on at a time. None: 64 at most, all bags' first 64 before the
             next, so that a part of the table that the cache can hold much of is read often in a
-            short time.
+            short time. With `gaps` 512 bytes: a program makes few of a bag's reads, and narrower
+            ones spend their time on waiting for the first.
         block_rows: Rows fetched at a time by one program. None: as many as a warp holds; with
-            `gaps` 16 at most, since few of a bag are made.
+            `gaps` 8.
     """
     n_bags, bag_size = ids.shape
     width = table.shape[1]
@@ -42,8 +43,8 @@ def forward(
         return out
     table, ids, weights = table.contiguous(), ids.contiguous(), weights.contiguous()
     made = reads_made(ids, len(table)) if gaps else ids
-    block_width = block_width or max(16, min(64, triton.next_power_of_2(width)))
-    block_rows = block_rows or _block_rows(bag_size, block_width * table.element_size(), gaps)
+    block_width = block_width or (_warp_width(table) if gaps else _block_width(table, 64))
+    block_rows = block_rows or (_GAPS_ROWS if gaps else _block_rows(table, bag_size, block_width))
     _forward[(n_bags, triton.cdiv(width, block_width))](
         table, ids, weights, made, out,
         bag_size, width, ROWS=block_rows, WIDTH=block_width, GAPS=gaps,
@@ -78,9 +79,23 @@ def backward(
     return table_grad, None if products is None else products.view(ids.shape)
 
 
-def _block_rows(bag_size: int, block_bytes: int, gaps: bool) -> int:
-    most = 8192 // block_bytes
-    return min(triton.next_power_of_2(max(1, bag_size)), min(most, 16) if gaps else most)
+_GAPS_ROWS = 8
+"""Rows fetched at a time where reads are skipped: one of four ranks makes some 32 of 128 reads."""
+
+
+def _warp_width(table: Tensor) -> int:
+    """Return how many columns a warp loads at once, 16 bytes a thread."""
+    return _block_width(table, 512 // table.element_size())
+
+
+def _block_width(table: Tensor, most: int) -> int:
+    full: int = triton.next_power_of_2(table.shape[1])
+    return max(16, min(most, full))
+
+
+def _block_rows(table: Tensor, bag_size: int, block_width: int) -> int:
+    most: int = 8192 // (block_width * table.element_size())
+    return min(triton.next_power_of_2(max(1, bag_size)), most)
 
 
 READS_OF_A_ROW = 2
@@ -105,30 +120,23 @@ def row_products(
     out = table.new_empty(n_bags, bag_size)
     if not out.numel():
         return out
-    ids = ids.contiguous()
-    made = reads_made(ids, len(table)) if gaps else ids
-    arguments = table.contiguous(), ids, x.contiguous(), made
-    if ids.numel() < READS_OF_A_ROW * len(table):
-        block_width = min(512 // table.element_size(), max(16, triton.next_power_of_2(width)))
+    table, ids, x = table.contiguous(), ids.contiguous(), x.contiguous()
+    if gaps or ids.numel() < READS_OF_A_ROW * len(table):
+        made = reads_made(ids, len(table)) if gaps else ids
         _row_products[(n_bags,)](
-            *arguments,
-            out,
-            bag_size,
-            width,
-            ROWS=min(32, triton.next_power_of_2(bag_size)),
-            WIDTH=block_width,
-            GAPS=gaps,
-            num_warps=4,
-        )
+            table, ids, x, made, out, bag_size, width,
+            ROWS=_GAPS_ROWS if gaps else min(32, triton.next_power_of_2(bag_size)),
+            WIDTH=_warp_width(table), GAPS=gaps, num_warps=1 if gaps else 4,
+        )  # fmt: skip
         return out
-    block_width = max(16, min(64, triton.next_power_of_2(width)))
-    block_rows = _block_rows(bag_size, block_width * table.element_size(), gaps)
+    block_width = _block_width(table, 64)
+    block_rows = _block_rows(table, bag_size, block_width)
     sums = out.new_empty(out.shape, dtype=torch.float32)
     for left in range(0, width, block_width):
         _add_products[(n_bags,)](
-            *arguments, sums, out, bag_size, width, left,
+            table, ids, x, sums, out, bag_size, width, left,
             ROWS=block_rows, WIDTH=block_width,
-            FIRST=left == 0, LAST=left + block_width >= width, GAPS=gaps,
+            FIRST=left == 0, LAST=left + block_width >= width,
             EVEN=width % block_width == 0 and bag_size % block_rows == 0, num_warps=1,
         )  # fmt: skip
     return out
@@ -213,28 +221,27 @@ def _row_products(
 
 @triton.jit
 def _add_products(
-    table, ids, x, spans, sums, out, bag_size, width, left,
+    table, ids, x, sums, out, bag_size, width, left,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr,
-    GAPS: tl.constexpr, EVEN: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """Add a block of columns' part of a bag's products to what the blocks before gave."""
     bag = tl.program_id(0).to(tl.int64)
     cols = left + tl.arange(0, WIDTH)
     inside = cols < width
     vector = tl.load(x + bag * width + cols, mask=inside, other=0.0).to(tl.float32)
-    lo, hi = _span(spans, bag, bag_size, GAPS)
-    for start in range(lo, hi, ROWS):
+    for start in range(0, bag_size, ROWS):
         at = start + tl.arange(0, ROWS)
-        live = at < hi
+        live = at < bag_size
         place = bag * bag_size + at
-        if EVEN and not GAPS:
+        if EVEN:
             row = tl.load(ids + place)
             values = tl.load(table + offset(row, width)[:, None] + cols[None, :])
         else:
             row = tl.load(ids + place, mask=live, other=0)
             values = tl.load(
                 table + offset(row, width)[:, None] + cols[None, :],
-                mask=live[:, None] if EVEN else live[:, None] & inside[None, :],
+                mask=live[:, None] & inside[None, :],
                 other=0.0,
             )  # [ROWS, WIDTH]
         found = tl.sum(values.to(tl.float32) * vector[None, :], axis=1)

@@ -4,6 +4,7 @@ Nothing spilled, loads of 16 bytes.
 """
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="a CPU build of torch comes without Triton")
 
@@ -20,7 +21,9 @@ IDS = ["i32", "i64"]
 @pytest.mark.parametrize("ids", IDS)
 @pytest.mark.parametrize("gaps", [False, True])
 def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids, gaps):
-    rows = kernel._block_rows(128, 64 * (2 if dtype == "bf16" else 4), gaps)
+    table = torch.empty(4, 1024, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
+    width = kernel._warp_width(table) if gaps else 64
+    rows = kernel._GAPS_ROWS if gaps else kernel._block_rows(table, 128, width)
     made = compile_for_sm90(
         kernel._forward,
         {
@@ -29,22 +32,22 @@ def test_rows_are_read_sixteen_bytes_at_a_time(compile_for_sm90, dtype, ids, gap
             **dict.fromkeys(("bag_size", "width"), "i32:16"),
             "spans": "*i32:16",
         },
-        {"ROWS": rows, "WIDTH": 64, "GAPS": gaps, "EVEN": True},
+        {"ROWS": rows, "WIDTH": width, "GAPS": gaps, "EVEN": True},
         num_warps=1,
     )
 
     assert made.spills == 0
     assert made.registers <= 128
-    # Of a warp's load instructions for rows, none is narrower: 64 x 64 numbers in pieces of 32
-    # lanes x 16 bytes.
-    assert made.sass.count("LDG.E.128") >= rows * 64 * (2 if dtype == "bf16" else 4) // 512
+    # Of a warp's load instructions for rows, none is narrower: a block in pieces of 32 lanes x 16
+    # bytes.
+    assert made.sass.count("LDG.E.128") >= rows * width * table.element_size() // 512
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("first", "last"), [(True, False), (False, False), (False, True)])
-@pytest.mark.parametrize("gaps", [False, True])
-def test_products_are_added_up_by_wide_loads(compile_for_sm90, dtype, first, last, gaps):
-    rows = kernel._block_rows(128, 64 * (2 if dtype == "bf16" else 4), gaps)
+def test_products_are_added_up_by_wide_loads(compile_for_sm90, dtype, first, last):
+    table = torch.empty(4, 1024, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
+    rows = kernel._block_rows(table, 128, 64)
     made = compile_for_sm90(
         kernel._add_products,
         {
@@ -52,15 +55,14 @@ def test_products_are_added_up_by_wide_loads(compile_for_sm90, dtype, first, las
             "ids": "*i64:16",
             "sums": "*fp32:16",
             **dict.fromkeys(("bag_size", "width", "left"), "i32:16"),
-            "spans": "*i32:16",
         },
-        {"ROWS": rows, "WIDTH": 64, "FIRST": first, "LAST": last, "GAPS": gaps, "EVEN": True},
+        {"ROWS": rows, "WIDTH": 64, "FIRST": first, "LAST": last, "EVEN": True},
         num_warps=1,
     )
 
     assert made.spills == 0
     assert made.registers <= 128
-    assert made.sass.count("LDG.E.128") >= rows * 64 * (2 if dtype == "bf16" else 4) // 512
+    assert made.sass.count("LDG.E.128") >= rows * 64 * table.element_size() // 512
 
 
 @pytest.mark.parametrize("ids", IDS)
@@ -85,7 +87,9 @@ def test_rows_of_any_width_spill_nothing(compile_for_sm90, ids):
 
 @pytest.mark.parametrize("dtype", [*TYPES, "fp16"])
 @pytest.mark.parametrize("ids", IDS)
-def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90, dtype, ids):
+@pytest.mark.parametrize("gaps", [False, True])
+def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90, dtype, ids, gaps):
+    rows, warps = (kernel._GAPS_ROWS, 1) if gaps else (32, 4)
     made = compile_for_sm90(
         kernel._row_products,
         {
@@ -94,13 +98,13 @@ def test_products_of_rows_spill_nothing_and_read_sixteen_bytes(compile_for_sm90,
             **dict.fromkeys(("bag_size", "width"), "i32:16"),
             "spans": "*i32:16",
         },
-        {"ROWS": 32, "WIDTH": 128 if dtype == "fp32" else 256, "GAPS": True},
-        num_warps=4,
+        {"ROWS": rows, "WIDTH": 128 if dtype == "fp32" else 256, "GAPS": gaps},
+        num_warps=warps,
     )
 
     assert made.spills == 0
-    # 32 rows of 512 bytes by 128 lanes of 16 bytes.
-    assert made.sass.count("LDG.E.128") >= 8
+    # Rows of 512 bytes, each by 32 lanes of 16 bytes.
+    assert made.sass.count("LDG.E.128") >= rows // warps
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -158,8 +158,13 @@ def test_fp16_is_summed_in_fp32():
 
 
 @INTERPRETED
-@given(shape=SHAPES, seed=st.integers(0, 9), chunk=st.sampled_from([2, 512]))
-def test_reads_of_rows_elsewhere_are_skipped(shape, seed, chunk):
+@given(
+    shape=SHAPES,
+    seed=st.integers(0, 9),
+    chunk=st.sampled_from([2, 512]),
+    block=st.sampled_from([(16, 2), (None, None)]),
+)
+def test_reads_of_rows_elsewhere_are_skipped(shape, seed, chunk, block):
     rows, _, bags, bag_size = shape
     table, ids, weights, x = _case((rows + 1, *shape[1:]), seed)
     ids = ids.sort(1, descending=seed % 2 == 1).values  # those that are made stand side by side
@@ -168,7 +173,9 @@ def test_reads_of_rows_elsewhere_are_skipped(shape, seed, chunk):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_reduction, "CHUNK", chunk)
 
-        bag = kernel.forward(part, ids, weights, gaps=True, block_width=16, block_rows=2)
+        bag = kernel.forward(
+            part, ids, weights, gaps=True, block_width=block[0], block_rows=block[1]
+        )
         products = kernel.row_products(part, ids, x, gaps=True)
         reads = row_reduction.sort_reads(ids, weights, rows)
         sums, _ = row_reduction.reduce_rows(
