@@ -17,13 +17,16 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
 from workloads.checkpoint.safe_load import only_plain_values
+from workloads.checkpoint.sha256_writer import Sha256Writer
 from workloads.checkpoint.tensor_block import SavedTensor, TensorBlock
 from workloads.data.cache import file_sha256
 from workloads.distributed.process_group import RankGroup
@@ -235,11 +238,23 @@ def _write_aside_and_rename(
 
 def _write_file(path: Path, state: dict[str, Any]) -> dict[str, int | str]:
     """Write a file for good and return what the manifest says of it."""
-    with path.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
+    with path.open("wb") as file, ThreadPoolExecutor(1) as thread, _without_crc32():
+        writer = Sha256Writer(file, thread)
+        torch.save(state, cast("IO[bytes]", writer))  # which asks for `write` and `flush` alone
+        writer.flush()
         os.fsync(file.fileno())
-    return _manifest_entry(path)
+    return writer.manifest_entry()
+
+
+@contextmanager
+def _without_crc32() -> Iterator[None]:
+    """Save torch the checksums that it never checks, which take longer than writing."""
+    asked = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        yield
+    finally:
+        torch.serialization.set_crc32_options(asked)
 
 
 def _manifest_entry(path: Path) -> dict[str, int | str]:
