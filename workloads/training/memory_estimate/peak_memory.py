@@ -35,6 +35,8 @@ class TrainingMemory:
     parameters: int
     gradients: int
     """Of everything, but for tables whose gradient is deferred."""
+    adding: int
+    """Of the largest table with a gradient of its size, what a pass adds to that gradient."""
     optimizer_state: int
     weight_copies: int
     """With bf16, of the weights outside the embedding and of tables that `MemoryTable.hashed` reads
@@ -70,13 +72,15 @@ class TrainingMemory:
 
         Gradients of the last layers exist while activations of the first still do, so the passes
         hold everything but what belongs to the update, whose reads of all ranks come when the
-        activations are gone.
+        activations are gone. Readers of a table stand in the middle of the model: half of the
+        activations are gone when their gradients are added.
         """
         held = self.parameters + self.gradients + self.optimizer_state + self.weight_copies
         held += self.held_rows + self.usage
         passes = (1.0 + TEMPORARIES) * self.activations + self.fetched_rows + self.own_reads
         passes += self.recording + self.gathered
-        return held + max(passes, self.all_reads + self.sorting)
+        while_adding = self.adding + self.activations / 2
+        return held + max(passes, while_adding, self.all_reads + self.sorting)
 
 
 class Trainable(Protocol):
@@ -165,6 +169,7 @@ def training_memory(
         # In fp32: value, gradient, two moments.
         parameters=4 * held + tables.values,
         gradients=4 * held + tables.gradients,
+        adding=tables.adding,
         optimizer_state=8 * held + tables.optimizer_state,
         weight_copies=2 * (copied + tables.read_whole) if precision == "bf16" else 0,
         activations=(kept + tables.exchanged_per_token) * micro_batch_tokens,
