@@ -133,6 +133,8 @@ def run(way: str, content: dict[str, Any], folder: Path, arguments: argparse.Nam
         environment["CUDA_MPS_PIPE_DIRECTORY"] = str(place / "none")
     if arguments.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
+    else:  # the trials of this benchmark share one GPU, however many there are
+        environment.setdefault("CUDA_VISIBLE_DEVICES", "0")
     command = [sys.executable, "-m", "orchestrator.cli", "submit", str(file)]
     command += ["--runs", str(place / "runs"), "--quiet"]
     started_at = time.time()
