@@ -344,7 +344,7 @@ def _grid(
     axes.set_xticks(range(len(means.columns)), [_power(value) for value in means.columns])
     axes.set(xlabel=setting.rpartition(".")[2], title=heading)
     caption(figure, "bold: the best of a row; the darker, the farther from it")
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, bbox_inches="tight")  # a title may be wider than few columns
     plt.close(figure)
 
 
