@@ -125,9 +125,13 @@ class ExporterProcess:
 
     def drain(self, timeout_s: float = DRAIN_S) -> DrainResult:
         """Make it send what is left and end, within `timeout_s` seconds and a moment."""
-        reason = None
+        reason, asked_at = None, time.monotonic()
         if self._end(f"drain {timeout_s}\n", timeout_s) != 0:
-            reason = self.problem or f"the exporter did not finish in {timeout_s:.0f} s"
+            if time.monotonic() - asked_at < timeout_s:
+                ended = "the exporter failed; see tracking.log beside the sweep"
+            else:
+                ended = f"the exporter did not finish in {timeout_s:.0f} s"
+            reason = self.problem or ended
         self.drained = DrainResult(points_waiting=self.unsynced_points, problem=reason)
         return self.drained
 

@@ -89,6 +89,7 @@ def save_trial(trial: TrialDir, uri: str, progress: TrialProgress) -> None:
     """Replace what is kept for this tracker, without fsync: what a crash loses is sent again."""
     path = trial.path / FILE
     record = {**_read_trial(path), without_password(uri): asdict(progress)}
+    path.parent.mkdir(exist_ok=True)  # a trial that waits may have no folder
     write_json(path, record, durable=False)
 
 

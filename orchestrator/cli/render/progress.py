@@ -162,6 +162,11 @@ def totals_text(status: SweepStatus) -> Text:
     return text
 
 
+def _missing(n_points: int) -> str:
+    """Return what a tracker does not have: points, or only tags, files or params."""
+    return units.plural(n_points, "point") if n_points else "part of the sweep"
+
+
 def _what_is_left(status: SweepStatus) -> str:
     """Return what submitting again would do for a sweep that nothing is running."""
     left = {trial.state for trial in status.trials} - {TrialState.DONE}
@@ -253,7 +258,7 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
     if not result.drained.complete:
         lines.append(
             Text(
-                f"{units.plural(result.drained.points_waiting, 'point')} not in MLflow yet "
+                f"{_missing(result.drained.points_waiting)} not in MLflow yet "
                 f"({result.drained.problem}); safe in the journals: "
                 f"{command()} sync {status.sweep}{runs_option}",
                 style="yellow",

@@ -39,8 +39,7 @@ class DiskSweep:
         self.disk.path.mkdir(parents=True)
 
     def submit(self, specs, *, at_s=T0 / 1000 - 10) -> int:
-        for spec in specs:
-            self.disk.trial(spec.trial_id).create(spec)
+        self.disk.add_trials(specs)
         return self.disk.add_submission(
             {
                 "submitted_at": at_s,
@@ -62,6 +61,7 @@ class DiskSweep:
         write_json(self.disk.path / "controller.json", {**record, "ended_at": time.time()})
 
     def start(self, spec, *, submission=1, at_s=T0 / 1000) -> AttemptDir:
+        self.disk.trial(spec.trial_id).start(spec)
         attempt = self.disk.trial(spec.trial_id).new_attempt(
             {"started_at": at_s, "submission": submission, "why": "first attempt"}
         )

@@ -48,6 +48,16 @@ def test_without_a_word_it_starts_by_itself_after_a_while_or_at_the_end(
     assert len(started) == 2
 
 
+def test_one_that_fails_is_not_said_to_have_taken_too_long(tmp_path, monkeypatch):
+    stdin = Path(os.devnull).open("wb", buffering=0)  # noqa: SIM115 -- the exporter closes it
+    failed = SimpleNamespace(stdin=stdin, poll=lambda: 1, wait=lambda timeout: 1, pid=1)
+    monkeypatch.setattr(exporter_process.subprocess, "Popen", lambda *_, **__: failed)
+    with exporting(SweepDir(tmp_path)) as exporter:
+        pass
+
+    assert exporter.problem == "the exporter failed; see tracking.log beside the sweep"
+
+
 def test_it_has_the_environment_of_before_what_a_launcher_set(tmp_path, started, monkeypatch):
     monkeypatch.setenv("MARK_OF_A_LAUNCHER", "1")
     with exporting(SweepDir(tmp_path), "http://tracker", environment={"PATH": "/bin"}):

@@ -447,6 +447,7 @@ def test_a_run_that_vanished_is_made_again(sweep, disk, store):
 def test_one_broken_trial_does_not_stop_the_others(sweep, disk, store, caplog):
     specs = [disk.make_spec(seed) for seed in (0, 1)]
     sweep.submit(specs)
+    sweep.start(specs[0])
     (sweep.disk.trial(specs[0].trial_id).path / "spec.json").write_text("{")
 
     assert SweepSync(sweep.disk, store).round() is False
