@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.app import Runs, SweepName, TrackingUri, find_sweep, verb
-from orchestrator.records.units import plural
 
 
 @verb(epilog="Example: memscale ui")
@@ -60,11 +59,12 @@ def sync(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri 
 
     with exporting(find_sweep(runs, sweep), tracking_uri) as exporter:
         pass
-    if exporter.unsynced_points or exporter.problem:
+    drained = exporter.drained
+    assert drained is not None, "the end of `exporting` drains"
+    if not drained.complete:
         typer.echo(
-            f"{plural(exporter.unsynced_points, 'point')} not in the tracker yet: "
-            f"{exporter.problem}. "
-            "Run this again when it answers.",
+            f"{drained.missing} not in the tracker yet: {drained.problem}. "
+            "Run this again when that is mended.",
             err=True,
         )
         raise typer.Exit(1)

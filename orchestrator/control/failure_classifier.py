@@ -123,7 +123,7 @@ def classify(
             outcome=cause, reason=_signals_reason({rank: -codes[rank] for rank in ranks})
         )
     if cause is Outcome.INTERRUPTED:
-        reason = "asked to leave by a signal from outside; it checkpointed first"
+        reason = "asked to leave by a signal from outside; no step is lost"
         return Verdict(outcome=Outcome.PREEMPTED, reason=reason)
     if cause is None and error is not None:
         cause = Outcome(error["kind"])
@@ -153,7 +153,7 @@ def _stop_reason(stop_outcome: Outcome, attempt_exit: AttemptExit) -> str:
         Outcome.TIME_LIMIT: "reached its time limit",
     }[stop_outcome]
     if EXIT_CODES[Outcome.INTERRUPTED] in attempt_exit.exit_codes.values():
-        return f"{what}; it checkpointed first"
+        return f"{what}; no step is lost"
     return (
         f"{what}; it was ended before it could checkpoint and goes back to the checkpoint before"
         f"{_positions_text(attempt_exit)}"

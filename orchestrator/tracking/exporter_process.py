@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.units import plural
 from orchestrator.tracking import sync_state
 from orchestrator.tracking.tracking_uri import default_tracking_uri
 
@@ -34,6 +35,11 @@ class DrainResult:
     def complete(self) -> bool:
         """Whether the tracker has everything."""
         return self.points_waiting == 0 and self.problem is None
+
+    @property
+    def missing(self) -> str:
+        """What the tracker lacks: points, or only tags, files or params."""
+        return plural(self.points_waiting, "point") if self.points_waiting else "part of the sweep"
 
 
 class ExporterProcess:

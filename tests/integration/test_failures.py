@@ -185,14 +185,14 @@ def test_lost_connection_lost_rank_and_preemption_have_their_own_reasons(failed)
     assert killed["reason"].startswith("rank 1 died of SIGKILL")
     assert "retry 1 of 100 after killed" in killed["reason"]
     assert preempted["outcome"] == "preempted"
-    assert "it checkpointed first" in preempted["reason"]
+    assert "no step is lost" in preempted["reason"]
 
 
 def test_time_limit_checkpoints_first(failed):
     outcome, reason, _ = failed.first("slow")
 
     assert outcome == "time_limit"
-    assert reason.startswith("reached its time limit; it checkpointed first (retry 1 of 4")
+    assert reason.startswith("reached its time limit; no step is lost (retry 1 of 4")
 
 
 @pytest.mark.faults

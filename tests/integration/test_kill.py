@@ -205,7 +205,7 @@ def test_a_killed_controller_takes_everything_along_and_a_stopped_one_checkpoint
     assert controller.wait(timeout=200) == 1, tiny.log(2)
     assert lost.end()["outcome"] == "node_lost"
     assert stopped.end()["outcome"] == "interrupted"
-    assert stopped.end()["reason"].startswith("stopped on request; it checkpointed first")
+    assert stopped.end()["reason"].startswith("stopped on request; no step is lost")
     tiny.assert_nothing_left()
 
     controller = tiny.submit(3, "ray")

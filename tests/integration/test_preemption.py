@@ -64,7 +64,7 @@ def test_a_preempted_trial_goes_on_where_it_was_with_the_same_numbers(tmp_path):
 
     first, second = trial.attempts()
     assert (first.end()["outcome"], second.end()["outcome"]) == ("yielded", "done")
-    assert "made way for a sweep of higher priority; it checkpointed first" in first.end()["reason"]
+    assert "made way for a sweep of higher priority; no step is lost" in first.end()["reason"]
     steps = [
         line.step for a in (first, second) for line in a.lines() if "train/loss" in line.metrics
     ]

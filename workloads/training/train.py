@@ -62,7 +62,8 @@ def run(
     may leave to the next in this process (`kept_step.py`); None keeps nothing.
 
     Raises:
-        Interrupted: The reporter asked to stop; a checkpoint of that step is complete.
+        Interrupted: The reporter asked to stop; a checkpoint of that step is complete, or there was
+            no step.
         Diverged: The loss or a gradient is not finite, or the loss exploded
             (`workloads/training/metrics/divergence.py`).
         process_group.CommunicationError: The ranks did not find, or lost, each other.

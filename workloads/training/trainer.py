@@ -105,8 +105,12 @@ class Trainer:
         """
         steps = self._config.steps
         metrics: dict[str, float] = {}
-        for step in range(self._state.step + 1, steps + 1):
+        first = self._state.step + 1
+        for step in range(first, steps + 1):
             self._stop = self._stop or self._reporter.should_stop()
+            if step == first and any(self._world.all_gather_objects(self._stop)):
+                # Before the compilation: the last checkpoint, if any, is of this very step.
+                raise Interrupted(self._state.step)
             self._step(step)
             if not self._reads_numbers(step):
                 self._progress("train")

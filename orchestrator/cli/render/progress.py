@@ -162,11 +162,6 @@ def totals_text(status: SweepStatus) -> Text:
     return text
 
 
-def _missing(n_points: int) -> str:
-    """Return what a tracker does not have: points, or only tags, files or params."""
-    return units.plural(n_points, "point") if n_points else "part of the sweep"
-
-
 def _what_is_left(status: SweepStatus) -> str:
     """Return what submitting again would do for a sweep that nothing is running."""
     left = {trial.state for trial in status.trials} - {TrialState.DONE}
@@ -258,7 +253,7 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
     if not result.drained.complete:
         lines.append(
             Text(
-                f"{_missing(result.drained.points_waiting)} not in MLflow yet "
+                f"{result.drained.missing} not in MLflow yet "
                 f"({result.drained.problem}); safe in the journals: "
                 f"{command()} sync {status.sweep}{runs_option}",
                 style="yellow",
@@ -274,7 +269,7 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
         what = (
             f"{units.plural(lost, 'trial')} ended before a checkpoint and back at the last one"
             if lost
-            else "what ran has checkpointed"
+            else "no step is lost"
         )
         lines.append(
             Text(f"Stopped on request; {what}. Submit the same file again to go on.", style="bold")

@@ -47,13 +47,12 @@ class ProgressReporter:
 
 
 class Interrupted(Exception):
-    """Raised by `train.run` after it checkpointed because `should_stop` said so."""
+    """Raised by `train.run` because `should_stop` said so; every step is in a checkpoint."""
 
     def __init__(self, step: int) -> None:
-        """Keep the step after which the run can resume."""
-        super().__init__(
-            f"stopped on request after step {step}; the checkpoint of that step is complete"
-        )
+        """Keep the step after which the run can resume; 0 is the beginning."""
+        after = f"after step {step}; the checkpoint of that step is complete"
+        super().__init__(f"stopped on request {after if step else 'before the first step'}")
         self.step = step
 
 

@@ -6,9 +6,11 @@ import io
 import pytest
 from rich.console import Console
 
-from orchestrator.cli.render.progress import LiveSweep, status_table, totals_text
+from orchestrator.cli.render.progress import LiveSweep, outcome_text, status_table, totals_text
 from orchestrator.control.status import SweepStatus, TrialStatus
 from orchestrator.records.trial_spec import TrialState
+from orchestrator.submit.submission import SubmissionResult
+from orchestrator.tracking.exporter_process import DrainResult
 
 STATUS = SweepStatus(
     sweep="s",
@@ -44,6 +46,25 @@ def test_a_tracker_that_lacks_something_is_told_once_and_when_it_is_over():
 
     lines = [line.strip() for line in console.file.getvalue().splitlines()]
     assert [line.endswith("folders: it is away") for line in lines] == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("points", "problem", "said"),
+    [
+        (0, None, None),
+        (0, "the exporter failed", "part of the sweep not in MLflow yet (the exporter failed); "),
+        (1, "it is away", "1 point not in MLflow yet (it is away); "),
+    ],
+)
+def test_what_a_tracker_lacks_at_the_end_is_told_as_it_is(points, problem, said):
+    drained = DrainResult(points_waiting=points, problem=problem)
+    result = SubmissionResult(status=STATUS, interrupted=True, drained=drained)
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    console.print(outcome_text(result, runs_option=""))
+
+    told = [line for line in console.file.getvalue().splitlines() if "MLflow" in line]
+    assert told == [] if said is None else told[0].startswith(said)
+    assert " 0 points" not in console.file.getvalue()
 
 
 @pytest.mark.parametrize(

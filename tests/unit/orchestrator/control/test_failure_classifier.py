@@ -70,7 +70,7 @@ def test_a_requested_stop_is_the_outcome(asked, sentence):
     graceful = verdict(ended({0: EXIT_CODES[Outcome.INTERRUPTED]}), asked=asked)
     forced = verdict(ended({0: -9}, killed_by_launcher=frozenset({0})), asked=asked)
 
-    assert (graceful.outcome, graceful.reason) == (asked, f"{sentence}; it checkpointed first")
+    assert (graceful.outcome, graceful.reason) == (asked, f"{sentence}; no step is lost")
     assert forced.outcome is asked
     assert "before it could checkpoint" in forced.reason
 

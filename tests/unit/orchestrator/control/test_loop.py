@@ -608,7 +608,7 @@ def test_stop_lets_trials_checkpoint_and_leaves_them_waiting(world):
     )
     ended = world.end(world.launcher.launches[0].trial_id)
     assert (ended["outcome"], ended["final"]) == ("interrupted", False)
-    assert ended["reason"].startswith("stopped on request; it checkpointed first")
+    assert ended["reason"].startswith("stopped on request; no step is lost")
     assert any(update.stopping for update in world.updates)
 
 

@@ -273,7 +273,7 @@ def test_a_run_that_is_killed_again_and_again_arrives(tmp_path, undisturbed):
     assert [step for step, _ in rows + last.rows] == list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("polls", [1, 4, 7])
+@pytest.mark.parametrize("polls", [2, 4, 7])
 def test_a_request_to_stop_leaves_a_checkpoint_of_that_step(tmp_path, undisturbed, polls):
     job = job_in(tmp_path, checkpoint_every_s=1e9)
     first, second = Recorder(stop_at=polls), Recorder()
@@ -286,6 +286,23 @@ def test_a_request_to_stop_leaves_a_checkpoint_of_that_step(tmp_path, undisturbe
     assert first.checkpoints == [(polls, f"step-{polls:08d}")]
     assert [step for step, _ in second.rows] == list(range(polls + 1, STEPS + 1))
     assert comparable(first.rows + second.rows) == undisturbed["memory_plus"]
+
+
+def test_a_request_to_stop_before_the_first_step_is_met_at_once(tmp_path, undisturbed):
+    job = job_in(tmp_path, checkpoint_every_s=1e9)
+    early, first, resumed, last = (Recorder(stop_at=n) for n in (1, 3, 1, 10**9))
+
+    with pytest.raises(Interrupted, match="stopped on request before the first step"):
+        run(job, early, clock=ticking())
+    with pytest.raises(Interrupted):
+        run(job, first, clock=ticking())
+    with pytest.raises(Interrupted, match="stopped on request after step 3;") as stopped:
+        run(job, resumed, clock=ticking())
+    run(job, last, clock=ticking())
+
+    assert (early.rows, early.checkpoints, early.phases[-1]) == ([], [], (0, "start"))
+    assert (resumed.rows, resumed.checkpoints, stopped.value.step) == ([], [], 3)
+    assert comparable(first.rows + last.rows) == undisturbed["memory_plus"]
 
 
 def test_divergence_detection_remembers_the_untrained_model_over_restarts(tmp_path, undisturbed):
@@ -356,7 +373,7 @@ def _fail_if(condition: bool) -> None:
 
 def test_a_checkpoint_of_other_weights_is_refused(tmp_path):
     with pytest.raises(Interrupted):
-        run(job_in(tmp_path), Recorder(stop_at=1))
+        run(job_in(tmp_path), Recorder(stop_at=2))
 
     with pytest.raises(
         ValueError, match=r"checkpoint and model differ in .*if the architecture's code changed"
@@ -569,9 +586,17 @@ class Reporter:
         Reporter.polls += 1
         return rank == 1 and Reporter.polls == 3
 
+class Early(Reporter):
+    def should_stop(self): return rank == 1
+
 for name in ("checkpoints", "cache", "rendezvous"):
     fields[name] = Path(fields[name])
 job = RankJob(**fields, rank=rank, world_size=2)
+try:
+    run(job, Early())
+    raise SystemExit("nobody stopped")
+except Interrupted as stopped:
+    assert stopped.step == 0 and not list(fields["checkpoints"].glob("*"))
 try:
     run(job, Reporter())
     raise SystemExit("nobody stopped")
@@ -585,7 +610,7 @@ metrics = run(job, Reporter())
 
 
 def test_two_ranks_compute_what_one_does_stop_together_and_one_can_go_on(tmp_path, run_ranks):
-    """Two processes: they meet, stop at the same step though one is told, meet again at the same file, resume and finish."""
+    """Two processes: they meet, stop at the same step though one is told, meet again at the same file, resume and finish. Before the first step they stop with nothing to save."""
     # An odd number of sequences per step: the ranks' shares differ.
     train = {**TRAIN, "tokens": STEPS * 112, "batch_tokens": 112}
     alone = Recorder()
