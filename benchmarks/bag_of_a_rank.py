@@ -2,7 +2,7 @@
 
     python benchmarks/bag_of_a_rank.py                       # a 373m's table on four ranks
     python benchmarks/bag_of_a_rank.py --ranks 2
-    python benchmarks/bag_of_a_rank.py --blocks 64x16,128x16,512x4   # other tilings of the sums
+    python benchmarks/bag_of_a_rank.py --blocks 64x16,128x16,512x4   # other tilings of the forward pass
     python benchmarks/bag_of_a_rank.py --device cpu --tokens 3 --rows 1024 --repeats 1
 
 Both hold as many bytes and read as many. By rows a rank makes some reads of every bag, chosen as
@@ -13,7 +13,8 @@ Three kinds of reads: `few` rows, 430 in all, which is what drawn words read aft
 `words`, 20,000 of them with as many rows each as a bag has, drawn by Zipf's law; `uniform`. Columns
 are the forward pass of the bag, products of rows with the output's gradient, and the sum of the
 table's gradient without its sort, as an optimizer of sparse gradients makes it. Times are medians
-in ms; "error" is that of 64 bags against float64. On a CPU kernels are interpreted, so that the script can be tried; its times mean nothing.
+in ms; "error" is that of 64 bags against float64. On a CPU kernels are interpreted, so that the
+script can be tried; its times mean nothing.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from workloads.distributed.process_group import RankGroup
 from workloads.kernels.block_bucketize.op import bucketize, local_ids
 
 WIDTH, BAG_SIZE, FEW, WORDS = 1024, 128, 430, 20_000
-HEADS = ("reads", "kernels", "columns x rows at a time", "bag", "products", "sums", "error")
+HEADS = ("reads", "kernels", "columns x rows at a time", "forward", "products", "gradient", "error")
 
 
 def main() -> None:
@@ -97,7 +98,7 @@ def _print_lines(
     *,
     gaps: bool,
 ) -> None:
-    """Time the kernels as they are called, then sums in other tilings where reads have gaps."""
+    """Time the kernels as they are called, then other tilings of the forward pass by rows."""
     # Imported here, because triton looks at once whether it shall interpret.
     from workloads.kernels.segment_sum import triton as segment_sum
     from workloads.kernels.weighted_bag import triton as bag
@@ -150,7 +151,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=4, help="two at least")
     parser.add_argument("--tokens", type=int, default=32_768, help="of each rank")
     parser.add_argument("--rows", type=int, default=2**20, help="of the whole table")
-    parser.add_argument("--blocks", default="", help="tilings of sums by rows: COLUMNSxROWS,…")
+    parser.add_argument("--blocks", default="", help="of the forward pass by rows: COLUMNSxROWS,…")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments = parser.parse_args()

@@ -61,8 +61,8 @@ def _memory_scaling() -> Figure:
     for panel, (base, people, parts) in zip(axes[0, :3], facts, strict=True):
         _draw(panel, pd.concat([_part(part) for part in parts]).query("preset == @base"), RECALL)
         panel.set(title=f"facts, {people}, {base} base", ylim=(0, 1.03))
-    parts = (_part(part) for part in ("text_3m", "text_10m", "text_largest"))
-    texts = pd.concat([*parts, _text_30m()])  # share a scale
+    seeded = map(_part, ("text_3m", "text_10m", "text_largest"))
+    texts = pd.concat([*seeded, _text_30m()])  # share a scale
     for panel, base in zip(axes[1, 1:], ("3m", "10m", "30m"), strict=True):
         _draw(panel, texts.query("preset == @base"), BITS)
         one = ", one seed" * (base == "30m")

@@ -35,8 +35,8 @@ class TrainingMemory:
     parameters: int
     gradients: int
     """Of everything, but for tables whose gradient is deferred."""
-    adding: int
-    """Of the largest table with a gradient of its size, what a pass adds to that gradient."""
+    reader_gradients: int
+    """Of the largest table with a gradient of its size, what readers are about to add to it."""
     optimizer_state: int
     weight_copies: int
     """With bf16, of the weights outside the embedding and of tables that `MemoryTable.hashed` reads
@@ -79,8 +79,8 @@ class TrainingMemory:
         held += self.held_rows + self.usage
         passes = (1.0 + TEMPORARIES) * self.activations + self.fetched_rows + self.own_reads
         passes += self.recording + self.gathered
-        while_adding = self.adding + self.activations / 2
-        return held + max(passes, while_adding, self.all_reads + self.sorting)
+        while_added = self.reader_gradients + self.activations / 2
+        return held + max(passes, while_added, self.all_reads + self.sorting)
 
 
 class Trainable(Protocol):
@@ -169,7 +169,7 @@ def training_memory(
         # In fp32: value, gradient, two moments.
         parameters=4 * held + tables.values,
         gradients=4 * held + tables.gradients,
-        adding=tables.adding,
+        reader_gradients=tables.reader_gradients,
         optimizer_state=8 * held + tables.optimizer_state,
         weight_copies=2 * (copied + tables.read_whole) if precision == "bf16" else 0,
         activations=(kept + tables.exchanged_per_token) * micro_batch_tokens,

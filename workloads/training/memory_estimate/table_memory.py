@@ -30,7 +30,7 @@ class TableMemory:
 
     values: int
     gradients: int
-    adding: int
+    reader_gradients: int
     optimizer_state: int
     read_whole: int
     """Numbers, not bytes, of tables that a pass reads whole: with bf16 a copy of each exists."""
@@ -69,12 +69,12 @@ def table_memory(
     """Return what the tables among `components` take (arguments of `training_memory`)."""
     tables = list(_tables(components, memory_ranks, memory_layout))
     reads = sum(each.n * each.table.reads for each in tables)
-    deferred, fetched, held, read_whole, adding = _DeferredGradient(), 0.0, 0, 0, 0
+    deferred, fetched, held, read_whole, reader_gradients = _DeferredGradient(), 0.0, 0, 0, 0
     if train.table_optimizer == "adamw":
         stored = 4 * sum(each.n * each.rows * each.width for each in tables)
         values, gradients, state = stored, stored, 2 * stored
-        adding = max(
-            (4 * each.rows * each.width * _sums_at_once(each) for each in tables), default=0
+        reader_gradients = max(
+            (4 * each.rows * each.width * _n_reader_gradients(each) for each in tables), default=0
         )
         if memory_ranks == 1 and not on_host:
             hashed = (each for each in tables if each.table.hashed)
@@ -97,7 +97,7 @@ def table_memory(
     return TableMemory(
         values=values,
         gradients=gradients,
-        adding=adding,
+        reader_gradients=reader_gradients,
         optimizer_state=state,
         read_whole=read_whole,
         exchanged_per_token=(8 * (memory_ranks - 1) + 4) * reads if memory_ranks > 1 else 0,
@@ -115,10 +115,11 @@ def table_memory(
     )
 
 
-def _sums_at_once(tables: _Tables) -> int:
+def _n_reader_gradients(tables: _Tables) -> int:
     """Return how many gradients of a table exist at once, beside the one that they are added to.
 
-    That of one reader; of several autograd makes the sum of two beside them before it adds that.
+    That of one reader. With several, two of theirs and the sum of both: that is inferred from peaks
+    of one and of three readers (`docs/results/memory_scaling_text_largest.md`).
     """
     return 1 if tables.table.n_readers == 1 else 3
 

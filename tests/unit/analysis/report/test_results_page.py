@@ -424,6 +424,16 @@ def run(synthetic, tmp_path):
     return part
 
 
+@pytest.fixture
+def page_alone(trials, run, page, tmp_path):
+    """Make the page of a whole sweep, whose records are removed; return the sweep's file."""
+    file, specs = trials("whole")
+    run(file, specs, specs)
+    page(written=False)
+    shutil.rmtree(tmp_path / "runs")
+    return file
+
+
 def _change(file, **changes):
     """Change parts of a record."""
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
@@ -473,13 +483,10 @@ def test_parts_of_a_sweep_make_the_page_of_the_whole(
         pd.testing.assert_frame_equal(again, csv, check_like=True)
 
 
+@pytest.mark.usefixtures("page_alone")
 def test_of_a_record_counts_what_the_sweep_has_and_the_runs_lack(
     trials, run, page, tmp_path, synthetic, capsys
 ):
-    file, specs = trials("whole")
-    run(file, specs, specs)
-    page(written=False)
-    shutil.rmtree(tmp_path / "runs")
     file, specs = trials("whole", RATES[:2])  # the highest rate is taken out
     again, diverged, failed, done = specs[:4]
     run(file, specs, [again, done], **{"valid/loss": 2.5})
@@ -661,12 +668,8 @@ def test_of_a_part_without_a_command_the_study_is_found_by_its_name(
     assert "| trials | 12 finished, 0 not; seeds 0, 1 |" in text
 
 
-def test_leaving_out_most_of_a_record_is_not_offered(trials, run, page, tmp_path, capsys):
-    file, specs = trials("whole")
-    run(file, specs, specs)
-    page(written=False)
-    shutil.rmtree(tmp_path / "runs")
-    file.unlink()
+def test_leaving_out_most_of_a_record_is_not_offered(page_alone, trials, run, page, capsys):
+    page_alone.unlink()
     file, specs = trials("part", RATES[2:])
     run(file, specs, specs)
 
@@ -679,12 +682,8 @@ def test_leaving_out_most_of_a_record_is_not_offered(trials, run, page, tmp_path
     assert "--drop would leave out most of that file, 8 of 12 trials" in said
 
 
-def test_the_figure_is_drawn_again_from_the_csv_alone(trials, run, page, grids, tmp_path):
-    file, specs = trials("whole")
-    run(file, specs, specs)
-    page(written=False)
-    shutil.rmtree(tmp_path / "runs")
-    (tmp_path / "whole" / "words.txt").unlink()
+def test_the_figure_is_drawn_again_from_the_csv_alone(page, grids, page_alone, tmp_path):
+    page_alone.with_name("words.txt").unlink()
     (tmp_path / "out" / "facts.md").write_text("as it is")
     csv = (tmp_path / "out" / "facts.csv").read_text()
 

@@ -354,10 +354,10 @@ def test_tables_that_are_read_by_signs_have_copies_under_autocast():
 def test_the_peak_is_that_of_the_passes_of_the_sums_or_of_the_update():
     held = {"parameters": 1, "gradients": 10, "optimizer_state": 100, "weight_copies": 1000}
 
-    def peak(activations: float, all_reads: int, adding: int = 0) -> float:
+    def peak(activations: float, all_reads: int, reader_gradients: int = 0) -> float:
         return TrainingMemory(
             **held,
-            adding=adding,
+            reader_gradients=reader_gradients,
             activations=activations,
             fetched_rows=5,
             held_rows=0,
@@ -368,7 +368,7 @@ def test_the_peak_is_that_of_the_passes_of_the_sums_or_of_the_update():
 
     assert peak(50, 20) == 1111 + 1.2 * 50 + 5 + 7
     assert peak(50, 100) == 1111 + 100 + 3
-    assert peak(50, 20, adding=200) == 1111 + 200 + 50 / 2
+    assert peak(50, 20, reader_gradients=200) == 1111 + 200 + 50 / 2
 
 
 @pytest.mark.parametrize(
