@@ -34,8 +34,8 @@ from workloads.layers.modules.init import initialise
 from workloads.training import device
 from workloads.training.config import TrainConfig
 from workloads.training.optimizer.row_prefetch import RowPrefetch
-from workloads.training.step.cuda_graph import WARM_UP_STEPS, CapturedStep, capture_if_possible
-from workloads.training.step.train_step import TrainStep
+from workloads.training.step.cuda_graph import CapturedStep, capture_if_possible
+from workloads.training.step.train_step import WARM_UP_STEPS, TrainStep
 from workloads.training.step.usage_schedule import set_usage_recording
 
 VOCAB_SIZE = 8192

@@ -81,7 +81,9 @@ def measurements(
         for spec, result in _results(sweep, snapshot):
             if len(found) >= limit:
                 return found
-            seconds = result.get("metrics", {}).get("time/train_s")
+            metrics = result.get("metrics", {})
+            # With compilation: a trial to come takes it, too.
+            seconds = metrics.get("time/train_s", 0.0) + metrics.get("time/start_s", 0.0)
             flops, tokens = spec.accounting.get("training_flops"), result.get("tokens")
             if seconds and flops and tokens:
                 found.append(

@@ -16,8 +16,8 @@ from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import Dense, Layout, materialise_model
 from workloads.training.config import TrainConfig
 from workloads.training.device import gpu_stream, numerics
-from workloads.training.step.cuda_graph import WARM_UP_STEPS, CapturedStep, capture_if_possible
-from workloads.training.step.train_step import TrainStep
+from workloads.training.step.cuda_graph import CapturedStep, capture_if_possible
+from workloads.training.step.train_step import WARM_UP_STEPS, TrainStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 VOCAB_SIZE = 64

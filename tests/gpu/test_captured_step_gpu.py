@@ -10,8 +10,8 @@ from workloads.layers.modules.init import initialise
 from workloads.training.config import TrainConfig
 from workloads.training.device import gpu_stream, numerics
 from workloads.training.optimizer.table_optimizer import RULE_OF
-from workloads.training.step.cuda_graph import WARM_UP_STEPS, CapturedStep, capture_if_possible
-from workloads.training.step.train_step import TrainStep
+from workloads.training.step.cuda_graph import CapturedStep, capture_if_possible
+from workloads.training.step.train_step import WARM_UP_STEPS, TrainStep
 
 pytestmark = [
     pytest.mark.gpu,

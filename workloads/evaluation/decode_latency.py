@@ -88,18 +88,13 @@ class DecodeLatency:
         with only_forward(decoder.model):
             for _ in range(self.n_runs + 1):
                 step = decoder.step_after(prompts, n_steps)
-                _wait(here)
+                device.synchronize(here)
                 start = time.perf_counter()
                 for _ in range(n_steps):
                     step()
-                _wait(here)
+                device.synchronize(here)
                 times.append(1e3 * (time.perf_counter() - start) / n_steps)
         return times[1:]
-
-
-def _wait(here: torch.device) -> None:
-    if here.type == "cuda":
-        torch.cuda.synchronize(here)
 
 
 def _median(name: str, values: list[float]) -> dict[str, float]:

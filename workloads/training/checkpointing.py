@@ -32,6 +32,8 @@ class TrainState:
     optimizer: Optimizer
     seconds: dict[str, float]
     """Seconds spent per activity, over all attempts."""
+    warm_ups: int = 0
+    """Steps of all attempts that were warm-ups (`TrainStep.is_warm`)."""
     divergence: DivergenceDetector = field(default_factory=DivergenceDetector)
     step: int = 0
     """Optimizer steps done."""
@@ -54,6 +56,7 @@ class TrainState:
             self.optimizer.tables.load_state_dict(state["tables"])
         self.divergence = DivergenceDetector(**state["watch"])
         self.seconds.update(state["seconds"])
+        self.warm_ups = state.get("warm_ups", 0)  # files of before have none
         self.step = state["step"]
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,6 +69,7 @@ class TrainState:
             "tables": tables and tables.state_dict(),
             "watch": asdict(self.divergence),
             "seconds": dict(self.seconds),
+            "warm_ups": self.warm_ups,
         }
 
 

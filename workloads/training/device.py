@@ -181,3 +181,9 @@ def seed(value: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(value)
     if device.type == "cuda":
         torch.cuda.manual_seed(value)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done all it was given; a CPU works in order."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

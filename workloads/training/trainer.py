@@ -22,17 +22,13 @@ from workloads.training.metrics.reporter import Interrupted, Reporter
 from workloads.training.optimizer.lr_schedule import evaluation_steps, learning_rate, value_lr_ratio
 from workloads.training.rank_job import RankJob
 from workloads.training.step.cuda_graph import CapturedStep
-from workloads.training.step.train_step import Autocast, TrainStep
+from workloads.training.step.train_step import WARM_UP_STEPS, Autocast, TrainStep
 from workloads.training.step.usage_schedule import (
     UsageSchedule,
     rows_ever_read,
     set_usage_recording,
     usage_statistics,
 )
-
-UNTIMED_STEPS = 3
-"""First steps of an attempt, which compile, choose kernels and allocate: their phases say little.
-"""
 
 
 class Benchmarks(NamedTuple):
@@ -70,7 +66,7 @@ class Trainer:
         self._world, self._reporter = mesh.world, reporter
         self._autocast, self._stopwatch, self._use = autocast, stopwatch, use
         self._phases = train_step.phases
-        self._time_from = state.step + UNTIMED_STEPS + 1
+        self._time_from = state.step + WARM_UP_STEPS + 1
         self._model = train_step.model
         self._here = device.pick(job.device, rank=job.rank)
         self._total_params = count_params(self._model)
@@ -119,8 +115,7 @@ class Trainer:
             self._progress("train")
             metrics = self._measure(step, numbers)
             if metrics:
-                seconds = self._stopwatch.seconds
-                metrics |= {f"time/{name}_s": value for name, value in seconds.items()}
+                metrics |= {f"time/{name}_s": value for name, value in self._seconds().items()}
                 self._reporter.metrics(step, metrics)
             if step < steps:
                 announce = partial(self._progress, "checkpoint")
@@ -140,8 +135,13 @@ class Trainer:
         with self._stopwatch.on("data"):
             windows = self._loader.batch(step)
             upcoming = self._loader.batch(step + 1) if step < self._config.steps else None
-        with self._stopwatch.on("train"):
-            set_usage_recording(self._model, now=self._usage.records(step))
+        set_usage_recording(self._model, now=self._usage.records(step))
+        warms_up = not self._train_step.is_warm
+        self._state.warm_ups += warms_up
+        if warms_up and self._here.type == "cuda":
+            with self._stopwatch.on("train"):  # what earlier steps have left in the queue
+                device.synchronize(self._here)
+        with self._stopwatch.on("start" if warms_up else "train"):
             device.seed(_seed_of(self._job.seed, step=step, rank=self._world.rank), self._here)
             asked = torch.full((), float(self._stop), device=self._here)
             numbers = self._train_step(
@@ -152,6 +152,8 @@ class Trainer:
                 upcoming=upcoming,
             )
             self._pending.add(numbers)
+            if warms_up:
+                device.synchronize(self._here)
         self._phases.add("data", self._stopwatch.seconds["data"] - before)
         self._throughput.tokens += self._config.batch_tokens
         self._state.step = step
@@ -228,13 +230,17 @@ class Trainer:
             seq_len=self._config.seq_len,
             step=self._state.step,
             n_steps=self._config.steps,
-            training_s=self._stopwatch.seconds["train"],
+            training_s=self._seconds()["train"],
             benchmarks_s=self._stopwatch.seconds.get("benchmarks", 0.0),
             world=self._world,
             here=self._here,
             bf16=device.uses_bf16(self._config.precision, self._here),
             progress=partial(self._progress, "evaluate"),
         )
+
+    def _seconds(self) -> dict[str, float]:
+        state = self._state
+        return self._stopwatch.split(steps=state.step, warm_ups=state.warm_ups)
 
     def _progress(self, phase: str) -> None:
         self._reporter.progress(self._state.step, self._config.steps, phase, self._shown)

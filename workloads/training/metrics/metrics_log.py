@@ -34,8 +34,9 @@ class Stopwatch:
 
     clock: Callable[[], float]
     seconds: dict[str, float] = field(
-        default_factory=lambda: {"train": 0.0, "evaluate": 0.0, "data": 0.0}
+        default_factory=lambda: {"train": 0.0, "evaluate": 0.0, "data": 0.0, "start": 0.0}
     )
+    """Warm-up steps are in `start`, all others in `train`."""
 
     @contextmanager
     def on(self, activity: str) -> Iterator[None]:
@@ -46,6 +47,23 @@ class Stopwatch:
         finally:
             spent = self.clock() - start
             self.seconds[activity] = self.seconds.get(activity, 0.0) + spent
+
+    def split(self, *, steps: int, warm_ups: int) -> dict[str, float]:
+        """Return seconds per activity where `train` is that of all steps, as if all were warm.
+
+        A warm-up step counts in `train` with the mean of the others, and with what it took beyond
+        that in `start`: compilation, choice of kernels, capture. Without a warm step nothing is
+        known of that, and all is in `train`.
+
+        Args:
+            steps: Steps done, over all attempts whose steps were kept.
+            warm_ups: How many of them were warm-ups.
+        """
+        start, train = self.seconds["start"], self.seconds["train"]
+        usual = start
+        if steps > warm_ups:
+            usual = min(start, train / (steps - warm_ups) * warm_ups)
+        return {**self.seconds, "train": train + usual, "start": start - usual}
 
 
 class Throughput:
@@ -69,4 +87,4 @@ class Throughput:
         return rate
 
     def _busy_s(self) -> float:
-        return self._stopwatch.seconds["train"] + self._stopwatch.seconds["data"]
+        return sum(self._stopwatch.seconds[activity] for activity in ("train", "data", "start"))

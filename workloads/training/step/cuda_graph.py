@@ -23,10 +23,6 @@ from workloads.layers.modules.moe import Experts
 from workloads.training.step.phase_timer import Bound
 from workloads.training.step.train_step import TrainStep
 
-WARM_UP_STEPS = 3
-"""Steps before the capture. They allocate optimizer state and let libraries choose their
-kernels."""
-
 
 class _Kind(NamedTuple):
     """What distinguishes the graphs of a step."""
@@ -103,7 +99,6 @@ class CapturedStep:
         self._graphs: dict[_Kind, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[_Kind, dict[str, Tensor]] = {}
         self._bounds: dict[_Kind, tuple[Bound, ...]] = {}
-        self._seen = {False: 0, True: 0}
         self._windows: Tensor | None = None
         self._also: dict[str, Tensor] = {}
         """What is summed over the ranks with the losses; one rank sums nothing."""
@@ -120,9 +115,7 @@ class CapturedStep:
         upcoming: Int64[Tensor, "sequences seq_len+1"] | None = None,
     ) -> dict[str, Float[Tensor, ""]]:
         """Update the parameters once (arguments and result of `TrainStep.__call__`)."""
-        records = bool(getattr(self.model, "recording_usage", False))
-        if self._seen[records] < WARM_UP_STEPS:
-            self._seen[records] += 1
+        if not self._step.is_warm:
             self._make_room()
             self.phases.wanted = False  # these steps are not taken as the others are
             return self._step(
@@ -138,7 +131,7 @@ class CapturedStep:
                 self._also.setdefault(name, torch.empty_like(value)).copy_(value)
         self.optimizer.set_learning_rate(lr, value_lr_ratio=value_lr_ratio)
         self.optimizer.begin(windows, upcoming)
-        kind = _Kind(records=records, timed=self.phases.wanted)
+        kind = self._next_kind()
         if kind not in self._graphs:
             self._capture(kind)
         self._graphs[kind].replay()
@@ -148,6 +141,14 @@ class CapturedStep:
         numbers = dict(zip(self._outputs[kind], values.unbind(), strict=True))
         self.optimizer.finish()
         return {**(also or {}), **numbers}
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the next step takes as long as all later ones of its kind: it has its graph."""
+        return self._next_kind() in self._graphs
+
+    def _next_kind(self) -> _Kind:
+        return _Kind(records=self._step.records, timed=self.phases.wanted)
 
     def drop_graphs(self) -> None:
         """Forget all graphs; steps are captured again.

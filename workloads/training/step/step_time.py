@@ -35,8 +35,8 @@ from workloads.training import device
 from workloads.training.config import TrainConfig
 from workloads.training.optimizer.lr_schedule import evaluation_steps
 from workloads.training.rank_job import RankJob, section_config
-from workloads.training.step.cuda_graph import WARM_UP_STEPS as CAPTURED_AFTER
 from workloads.training.step.cuda_graph import CapturedStep, capture_if_possible
+from workloads.training.step.train_step import WARM_UP_STEPS as CAPTURED_AFTER
 from workloads.training.step.train_step import Autocast, TrainStep, rows_per_pass
 from workloads.training.step.usage_schedule import UsageSchedule, set_usage_recording
 
@@ -260,13 +260,11 @@ def block_s(
     step: Callable[[], object], n_steps: int, *, here: torch.device, clock: Callable[[], float]
 ) -> float:
     """Return the seconds of some steps, from an idle device to an idle device."""
-    if here.type == "cuda":
-        torch.cuda.synchronize(here)
+    device.synchronize(here)
     start = clock()
     for _ in range(n_steps):
         step()
-    if here.type == "cuda":
-        torch.cuda.synchronize(here)
+    device.synchronize(here)
     return clock() - start
 
 

@@ -29,6 +29,10 @@ from workloads.training.step.phase_timer import (
     PhaseTimer,
 )
 
+WARM_UP_STEPS = 3
+"""First steps of a kind, which compile, allocate optimizer state and let libraries choose their
+kernels."""
+
 Autocast = Callable[[], AbstractContextManager[object]]
 """Makes the context of a forward pass."""
 SummedLoss = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -88,6 +92,17 @@ class TrainStep:
         self.passes = passes
         # With equal shares no rank must ask how many bags the others look up.
         self.equal_shares = config.sequences_per_step % mesh.world.size == 0
+        self._taken = {False: 0, True: 0}
+
+    @property
+    def records(self) -> bool:
+        """Whether the next step records how memories and experts are used: it is another kind."""
+        return bool(getattr(self.model, "recording_usage", False))
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the next step takes as long as all later ones of its kind."""
+        return self._taken[self.records] >= WARM_UP_STEPS
 
     def __call__(
         self,
@@ -116,6 +131,7 @@ class TrainStep:
         self.optimizer.begin(windows, upcoming)
         numbers = self.update(windows, also=also)
         self.optimizer.finish()
+        self._taken[self.records] += 1
         return numbers
 
     def update(

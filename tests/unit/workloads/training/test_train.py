@@ -22,7 +22,7 @@ from workloads.training.metrics.reporter import Diverged, Interrupted
 from workloads.training.optimizer.adamw import Optimizer
 from workloads.training.optimizer.lr_schedule import evaluation_steps
 from workloads.training.rank_job import RankJob
-from workloads.training.step.train_step import accumulate_gradients, even_passes
+from workloads.training.step.train_step import TrainStep, accumulate_gradients, even_passes
 from workloads.training.step.usage_schedule import UsageSchedule
 from workloads.training.train import run
 from workloads.training.trainer import _seed_of
@@ -108,7 +108,10 @@ def ticking() -> Callable[[], float]:
 
 
 def comparable(rows: list[tuple[int, dict[str, float]]]) -> dict[int, dict[str, float]]:
-    """Return step -> metrics, the last said winning; without rates and phases, whose laps a restart cuts short."""
+    """Return step -> metrics, the last said winning; without what depends on an attempt's warm-ups.
+
+    Rates and phases have laps, which a restart cuts short. What steps took stays the same in all.
+    """
     merged: dict[int, dict[str, float]] = {}
     for step, values in rows:
         merged[step] = {
@@ -116,6 +119,9 @@ def comparable(rows: list[tuple[int, dict[str, float]]]) -> dict[int, dict[str, 
             for name, value in values.items()
             if name != "train/tokens_per_s" and not name.startswith(("device/", "step_time/"))
         }
+        if "time/start_s" in values:
+            merged[step]["time/train_s"] += round(merged[step].pop("time/start_s"), 6)
+            merged[step]["time/train_s"] = round(merged[step]["time/train_s"], 6)
     return merged
 
 
@@ -155,7 +161,7 @@ def test_the_last_row_holds_everything_and_is_what_run_returns(tmp_path):
         "output_ratio",
     )
     memory = [f"memory/{layer}{name}" for name in statistics for layer in ("", "layer_01/")]
-    times = [f"time/{name}_s" for name in ("train", "evaluate", "data")]
+    times = [f"time/{name}_s" for name in ("train", "start", "evaluate", "data")]
     phases = ("data", "forward", "backward", "communication", "optimizer")
     device = ("model_bytes_per_s", "micro_batch_tokens", "activation_checkpointing")
     use = [*(f"device/{name}" for name in device), *(f"step_time/{phase}_s" for phase in phases)]
@@ -170,6 +176,28 @@ def test_the_last_row_holds_everything_and_is_what_run_returns(tmp_path):
     phases = list(dict.fromkeys(phase for _, phase in reporter.phases))
     assert phases[:4] == ["data", "model", "start", "train"]
     assert {*phases[4:]} == {"evaluate", "checkpoint"}
+
+
+def test_training_takes_as_long_as_its_steps_whatever_each_attempt_compiles(tmp_path, monkeypatch):
+    """Steps take a second, and the first of an attempt a hundred, as one that compiles."""
+    now, update, attempts = [0.0], TrainStep.update, set()
+
+    def timed(step, *args, **kwargs):
+        now[0] += 1.0 if step in attempts else 100.0
+        attempts.add(step)
+        return update(step, *args, **kwargs)
+
+    monkeypatch.setattr(TrainStep, "update", timed)
+    job, reporter = job_in(tmp_path, model=DENSE, evaluations=1), Recorder()
+
+    with pytest.raises(Interrupted):
+        run(job, Recorder(stop_at=6), clock=lambda: now[0])
+    run(job, reporter, clock=lambda: now[0])
+
+    assert len(attempts) == 2
+    last = reporter.rows[-1][1]
+    assert last["time/train_s"] == pytest.approx(STEPS)
+    assert last["time/start_s"] == pytest.approx(2 * 99)
 
 
 def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path, undisturbed):

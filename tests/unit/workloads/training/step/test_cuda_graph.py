@@ -15,7 +15,7 @@ from workloads.sharding.column_parallel import ColumnParallelShard
 from workloads.sharding.row_parallel import RowParallelShard
 from workloads.training.config import TrainConfig
 from workloads.training.step import cuda_graph
-from workloads.training.step.train_step import TrainStep
+from workloads.training.step.train_step import WARM_UP_STEPS, TrainStep
 
 
 def step_of(name, *, passes=1, mesh=None, batch_tokens=64, **train):
@@ -156,10 +156,10 @@ def test_ranks_replay_what_is_summed_with_the_losses_and_drop_their_graphs(monke
     windows = torch.randint(64, (4, 17))
     asked = [
         float(taken(windows, lr=0.1, also={"asked": torch.tensor(1.0)})["asked"])
-        for _ in range(cuda_graph.WARM_UP_STEPS + 1)
+        for _ in range(WARM_UP_STEPS + 1)
     ]
 
-    assert asked == [2.0] * (cuda_graph.WARM_UP_STEPS + 1)
+    assert asked == [2.0] * (WARM_UP_STEPS + 1)
     assert taken._graphs
     taken.drop_graphs()
     assert not taken._graphs
@@ -178,7 +178,7 @@ def test_all_ranks_drop_their_graphs_where_one_has_no_room(monkeypatch):
 
     for recording in (False, True):
         taken.model.recording_usage = recording
-        for _ in range(cuda_graph.WARM_UP_STEPS + 1):
+        for _ in range(WARM_UP_STEPS + 1):
             taken(torch.randint(64, (4, 17)), lr=0.1)
 
     assert [kind.records for kind in taken._graphs] == [True]
@@ -202,7 +202,7 @@ def test_a_capture_that_fails_says_why_and_leaves_no_graph(monkeypatch, at_the_e
     )
     taken = cuda_graph.capture_if_possible(step_of("dense"), bf16=True)
     windows = torch.randint(64, (4, 17))
-    for _ in range(cuda_graph.WARM_UP_STEPS):
+    for _ in range(WARM_UP_STEPS):
         taken(windows, lr=0.1)
 
     def fails(*_, **__):
@@ -226,7 +226,7 @@ def test_graphs_are_dropped_where_a_step_without_one_might_not_fit(monkeypatch, 
 
     for step in range(1, 60):
         taken.model.recording_usage = step % 16 == 1
-        eager = taken._seen[taken.model.recording_usage] < cuda_graph.WARM_UP_STEPS
+        eager = not taken._step.is_warm
         taken(windows, lr=0.1)
         most = max(most, device.reserved + 40 * eager)
 
