@@ -36,13 +36,16 @@ from torch import Tensor
 
 from workloads.distributed import process_group
 from workloads.distributed.mesh import Mesh, make_mesh
+from workloads.kernels.weighted_bag.gaps import bag_with_gaps, nearest_rows
 from workloads.kernels.weighted_bag.op import weighted_bag
+from workloads.kernels.weighted_bag.sorted_reads import sorted_reads
 from workloads.layers.context import Context
 from workloads.layers.memory.product_key_memory import MemoryShape, ProductKeyMemory
 from workloads.layers.memory.product_keys import LookupShape
 from workloads.layers.memory.table import MemoryTable
 from workloads.layers.modules.init import initialise
 from workloads.sharding.materialise import materialise_model
+from workloads.sharding.table_route import TableRoute
 from workloads.sharding.table_shard import TableShard
 from workloads.training import device as devices
 
@@ -211,10 +214,12 @@ def _parts(
     """Return seconds of the local bag, and of all messages of a read forward and backward."""
     part = table.weight.detach().requires_grad_()
     shard = table.shard
-    held_ids, held_weights = ids, weights
+    held_ids, held_weights, gaps = ids, weights, False
     mesh.n_chunks = 1
     if shard is not None:
-        held_ids, held_weights = shard.route(ids).send_scalars_with_ids(weights)()
+        route = _route(shard, ids)
+        held_ids, held_weights = route.send_scalars_with_ids(weights)()
+        gaps = route.HAS_GAPS
     held_weights = held_weights.detach().requires_grad_()
     sums = torch.randn(len(held_ids), part.shape[1], device=here).to(part.dtype)
 
@@ -222,12 +227,17 @@ def _parts(
         found = weighted_bag(part, held_ids, held_weights)
         torch.autograd.grad(found, (part, held_weights), sums)
 
-    bag_s = _timed(bag, mesh, here, arguments)
+    @torch.no_grad()
+    def bag_of_a_part() -> None:
+        bag_with_gaps(part, held_ids, held_weights)
+        sorted_reads(part, held_ids, held_weights, products=True, gaps=True)(sums)
+
+    bag_s = _timed(bag_of_a_part if gaps else bag, mesh, here, arguments)
     if shard is None:
         return bag_s, 0.0
 
     def messages() -> None:
-        route = shard.route(ids)
+        route = _route(shard, ids)
         _, numbers = route.send_scalars_with_ids(weights)()
         output = route.return_vectors(sums)()
         route.send_vectors(output)()
@@ -244,16 +254,9 @@ def _sent_bytes(table: MemoryTable, ids: Tensor) -> float:
     shard, element = table.shard, table.weight.element_size()
     if shard is None:
         return 0.0
-    size = shard.mesh.memory.size
-    if len(shard.rows) == shard.n_rows:
-        numbers = (size - 1) * ids.numel()
-        vectors = (size - 1) * len(ids) * len(shard.columns)
-    else:
-        holder = ((ids.long() + 1) * size - 1) // shard.n_rows
-        others = [rank for rank in range(size) if rank != shard.mesh.memory.rank]
-        reads = torch.stack([(holder == rank).sum(1) for rank in others])
-        numbers = int(reads.sum())
-        vectors = int((reads > 0).sum()) * shard.width
+    others = shard.mesh.memory.size - 1
+    numbers = others * ids.numel()
+    vectors = others * len(ids) * len(shard.columns)
     return float(numbers * (4 + 2 * element) + 2 * vectors * element)
 
 
@@ -271,9 +274,15 @@ def _error(table: MemoryTable, ids: Tensor, weights: Tensor) -> float:
 
 
 def _in_fp32(shard: TableShard, part: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-    route = shard.route(ids)
-    held_ids, held_weights = route.send_scalars_with_ids(weights)()
-    return route.return_vectors(_summed(part, held_ids, held_weights))()
+    route = _route(shard, ids)
+    reads = route.send_scalars_with_ids(weights)()
+    held = nearest_rows(part, *reads) if route.HAS_GAPS else reads
+    return route.return_vectors(_summed(part, *held))()
+
+
+def _route(shard: TableShard, ids: Tensor) -> TableRoute:
+    places = ids if shard.partition is None else shard.partition.places(ids)
+    return shard.route(places.to(shard.id_dtype))
 
 
 def _summed(rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
