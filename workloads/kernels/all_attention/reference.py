@@ -39,7 +39,9 @@ def all_attention(
     else:
         seen = torch.arange(n_keys, device=query.device) <= positions[:, None, :, None]
     scores = (query @ key.mT).masked_fill(~seen, -torch.inf)
-    persistent_scores = persistent_query @ persistent_key.mT
+    # One product a head for all sequences: `@` would copy the vectors for each sequence.
+    persistent_scores = torch.einsum("bhsd,hnd->bhsn", persistent_query, persistent_key)
     weights = torch.cat((persistent_scores, scores), dim=-1).mul(scale).softmax(dim=-1)
     persistent, context = weights.tensor_split([persistent_key.shape[1]], dim=-1)
-    return (persistent @ persistent_value + context @ value).to(value.dtype)
+    read = torch.einsum("bhsn,hnd->bhsd", persistent, persistent_value)
+    return (read + context @ value).to(value.dtype)
