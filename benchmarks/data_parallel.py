@@ -2,9 +2,8 @@
 
 Gradients summed after the backward pass, during it, and by torch's DDP.
 
-    python benchmarks/data_parallel.py --gpus 2 --only dense,memory_plus --preset 373m --tokens
-    16384 --markdown python benchmarks/data_parallel.py --device cpu --gpus 2 --only dense --preset
-    d32 --tokens 512 --seq-len 64
+    python benchmarks/data_parallel.py --gpus 2 --only dense,memory_plus --preset 373m --tokens 16384
+    python benchmarks/data_parallel.py --device cpu --gpus 2 --only dense --preset d32 --tokens 512 --seq-len 64
 
 The script starts its own ranks; each has `--tokens` tokens in every step, cut into `--passes` micro
 batches. A step is forward, loss and backward in bf16 autocast and the sum of all gradients, without

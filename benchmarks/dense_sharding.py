@@ -1,8 +1,7 @@
 """Training steps with dense parameters replicated or sharded with FSDP2.
 
-    python benchmarks/dense_sharding.py --gpus 2 --only dense,memory_plus --preset 373m --tokens
-    16384 --markdown python benchmarks/dense_sharding.py --device cpu --gpus 2 --only dense --preset
-    d32 --tokens 512 --seq-len 64
+    python benchmarks/dense_sharding.py --gpus 2 --only dense,memory_plus --preset 373m --tokens 16384
+    python benchmarks/dense_sharding.py --device cpu --gpus 2 --only dense --preset d32 --tokens 512 --seq-len 64
 
 The script starts its own ranks, anew for each way; each has `--tokens` tokens in every step, in
 `--passes` micro batches. A step is forward, loss and backward in bf16 autocast, the sums of all
