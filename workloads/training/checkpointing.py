@@ -19,6 +19,9 @@ from workloads.training.optimizer.adamw import Optimizer
 
 MIN_PAUSE_OVER_COST = 10
 """Pause between checkpoints over the seconds that writing the last one took."""
+WRITE_BYTES_PER_S = 1e9
+"""Guess for the first one: without it a trial of minutes could write a large table after 30 s, for
+half a minute."""
 
 
 @dataclass(kw_only=True)
@@ -101,7 +104,9 @@ class Checkpointer:
         # Rank 0 has all there is to save, unless tensors are sharded.
         self._writers = world if self._shards else RankGroup()
         self._writes = world.is_main or self._writers.size > 1
-        self._every_s, self._pause_s = every_s, every_s
+        self._every_s = every_s
+        self._cost_s: float | None = None
+        """Of writing the last checkpoint."""
         self._clock, self._saved_at = clock, clock()
 
     def save_if_due(self, *, now: bool, announce: Callable[[], None]) -> None:
@@ -112,7 +117,8 @@ class Checkpointer:
             announce: Called before anything is written.
         """
         start = self._clock()
-        due = start - self._saved_at >= self._pause_s
+        due = start - self._saved_at >= self._every_s
+        due = due and start - self._saved_at >= self._pause_s()
         if self._writers.size > 1:
             # Clocks of ranks differ: rank 0's decides.
             due = self._writers.broadcast("due" if due else None) is not None
@@ -124,8 +130,14 @@ class Checkpointer:
         path = checkpoint.save(self._folder, step, state, blocks=blocks, world=self._writers)
         self._reporter.checkpoint(step, path)
         self._saved_at = self._clock()
-        cost_s = self._saved_at - start
-        self._pause_s = self._every_s and max(self._every_s, MIN_PAUSE_OVER_COST * cost_s)
+        self._cost_s = self._saved_at - start
+
+    def _pause_s(self) -> float:
+        if not self._every_s:
+            return 0.0
+        if self._cost_s is None:
+            self._cost_s = _tensor_bytes(self._state.as_dict()) / WRITE_BYTES_PER_S
+        return max(self._every_s, MIN_PAUSE_OVER_COST * self._cost_s)
 
     def save_final(self, metrics: dict[str, float], *, announce: Callable[[], None]) -> None:
         """Save the weights and the last metrics, which outlive the run."""
@@ -171,6 +183,18 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in named.items():
             local_shard(tensor).copy_(weights[name])
+
+
+def _tensor_bytes(state: object) -> int:
+    """Return the bytes of all tensors in a nested state, of a sharded one this rank's shard."""
+    match state:
+        case Tensor():
+            return local_shard(state).nbytes
+        case Mapping():
+            return sum(map(_tensor_bytes, state.values()))
+        case list() | tuple():
+            return sum(map(_tensor_bytes, state))
+    return 0
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

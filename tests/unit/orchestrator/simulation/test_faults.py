@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from orchestrator.scheduling.wait_queue import Waiting
 from orchestrator.simulation import cluster_spec, gantt
 from orchestrator.simulation.checkpointing import (
     MIN_PAUSE_OVER_COST,
+    WRITE_BYTES_PER_S,
     CheckpointedWork,
     Checkpointing,
     best_interval,
@@ -64,7 +66,9 @@ def one_gpu_nodes(n: int) -> tuple:
 def test_the_pause_follows_the_trainers_rule() -> None:
     # Read, not imported: importing it takes seconds.
     trainer = Path(workloads.__file__).parent / "training" / "checkpointing.py"
-    assert f"\nMIN_PAUSE_OVER_COST = {MIN_PAUSE_OVER_COST}\n" in trainer.read_text()
+    text = trainer.read_text()
+    assert f"\nMIN_PAUSE_OVER_COST = {MIN_PAUSE_OVER_COST}\n" in text
+    assert float(re.search(r"^WRITE_BYTES_PER_S = (.*)$", text, re.M)[1]) == WRITE_BYTES_PER_S
     dear = dataclasses.replace(CHECK, write_s=100.0)
     assert (CHECK.pause_s, dear.pause_s) == (300.0, 1000.0)
 

@@ -17,6 +17,7 @@ from workloads.architectures import dense
 from workloads.checkpoint import checkpoint
 from workloads.distributed.process_group import RankGroup
 from workloads.layers.modules.init import initialise
+from workloads.training import checkpointing
 from workloads.training.data_loader import DataLoader
 from workloads.training.metrics.reporter import Diverged, Interrupted
 from workloads.training.optimizer.adamw import Optimizer
@@ -392,6 +393,28 @@ def test_checkpoints_follow_the_clock_and_two_are_kept(tmp_path):
 
     # A step without evaluation looks at the clock seven times: data 2, train 2 + 2, checkpoint 1.
     assert [step for step, _ in reporter.checkpoints] == [3, 6, 8]
+
+
+def test_the_first_checkpoint_waits_as_long_as_its_bytes_are_expected_to_take(
+    tmp_path, monkeypatch
+):
+    """Ten times: a rate of a byte a second is slower than eight steps are long."""
+    job = job_in(tmp_path, checkpoint_every_s=1.0, evaluations=1)
+    waits, writes = Recorder(), Recorder()
+
+    monkeypatch.setattr(checkpointing, "WRITE_BYTES_PER_S", 1.0)
+    run(job, waits, clock=ticking())
+    monkeypatch.setattr(checkpointing, "WRITE_BYTES_PER_S", 1e12)
+    run(replace(job, checkpoints=tmp_path / "other"), writes, clock=ticking())
+
+    assert [name for _, name in waits.checkpoints] == ["final"]
+    assert len(writes.checkpoints) > 1
+
+
+def test_a_checkpoint_is_as_large_as_its_tensors(tmp_path):
+    state = {"step": 3, "a": torch.zeros(5), "b": [{"c": torch.zeros(2, 2, dtype=torch.bfloat16)}]}
+
+    assert checkpointing._tensor_bytes(state) == 20 + 8
 
 
 def _fail_if(condition: bool) -> None:
