@@ -37,7 +37,7 @@ def test_a_replayed_step_chooses_what_full_passes_do(name):
             assert continuation == expected
 
 
-@pytest.mark.parametrize("name", ["dense", "moe", "memory_plus"])
+@pytest.mark.parametrize("name", ["dense", "moe", "memory", "memory_plus"])
 def test_the_fused_step_follows_the_plain_one_in_bf16(name):
     """A token may differ where two logits are as good as equal; early ones must not all differ."""
     model = _model(name, "10m")

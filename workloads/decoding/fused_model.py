@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional
 
 from workloads.kernels.backend import implementation
 from workloads.kernels.weighted_bag.op import weighted_bag
@@ -36,7 +37,8 @@ MOST_ROUTED = 8
 class FusedModel:
     """Reads one token of every sequence: what `model(tokens, cache)` returns, up to rounding.
 
-    Matrices of a SwiGLU are moved into one, of which its parameters become views.
+    Matrices of a SwiGLU are moved into one, of which its parameters become views. Sub-keys of a
+    memory whose scores are cosines are copied at length 1.
     """
 
     def __init__(self, model: Transformer) -> None:
@@ -186,17 +188,22 @@ def _swiglu(module: SwiGLU, norm: RMSNorm, ops: Any) -> Callable[[Residual, Resi
 def _reads_plainly(module: ProductKeyMemory) -> bool:
     """Whether queries, keys and bag are used as kernels know it, and the table is read in place."""
     lookup, table = module.lookup, module.table.module
-    plain = not (lookup.qk_norm or lookup.query_batch_norm or lookup.shared_keys)
+    plain = not (lookup.query_batch_norm or lookup.shared_keys)
     plain = plain and lookup.score == "softmax" and module.shape.gate != "scalar"
     return plain and table.shard is None and not table.on_host
 
 
 def _memory(module: ProductKeyMemory, norm: RMSNorm, ops: Any) -> FeedForward:
     query, gate, output = module.query, module.gate, module.output
+    sub_keys, cosines = module.sub_keys.detach(), module.score_scale is not None
+    if module.score_scale is not None:  # as `ProductKeyLookup.select` has it, once for all steps
+        wide = torch.promote_types(sub_keys.dtype, torch.float32)
+        scaled = functional.normalize(sub_keys.to(wide), dim=-1) * module.score_scale[:, None, None]
+        sub_keys = scaled.detach().to(sub_keys.dtype)
 
     def run(x: Residual, context: Context) -> Residual:
         asked = ops.linear(x, query.weight, query.bias, **_options(norm))
-        ids, weights = ops.choose(asked, module.sub_keys, module.lookup.knn)
+        ids, weights = ops.choose(asked, sub_keys, module.lookup.knn, normalise=cosines)
         read: Tensor = weighted_bag(module.table.module.weight, ids, weights)
         if gate is not None:
             read = ops.gated(x, gate.weight, gate.bias, read, **_options(norm))

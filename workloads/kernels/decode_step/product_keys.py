@@ -34,20 +34,23 @@ def choose(
     query: Float[Tensor, "tokens columns"],
     sub_keys: Float[Tensor, "2 heads n_keys half_key_dim"],
     knn: int,
+    *,
+    normalise: bool = False,
 ) -> tuple[Int[Tensor, "tokens rows"], Float[Tensor, "tokens rows"]]:
     """Return the rows that each token reads, best first in every head, and their softmax weights.
 
-    The choice is that of `product_key_topk.reference`; the softmax is over a head's rows.
+    The choice is that of `product_key_topk.reference`; the softmax is over a head's rows. With
+    `normalise` both halves of a query are brought to length 1 first.
     """
     tokens, (_, heads, n_keys, half) = len(query), sub_keys.shape
     if not applies(n_keys, knn):
-        return reference.choose(query, sub_keys, knn)
+        return reference.choose(query, sub_keys, knn, normalise=normalise)
     scores = torch.empty(tokens, 2, heads, n_keys, dtype=torch.float32, device=query.device)
     block = 16 if tokens <= 16 else 64
     _scores[(2 * heads, triton.cdiv(n_keys, 64), triton.cdiv(tokens, block))](
         query, sub_keys, scores, tokens, n_keys, half,
         HEADS=heads, KEYS=64, TOKENS=block, WIDTH=max(16, triton.next_power_of_2(half)),
-        num_warps=4,
+        NORMALISE=normalise, num_warps=4,
     )  # fmt: skip
     ids = torch.empty(tokens, heads * knn, dtype=torch.int64, device=query.device)
     weights = torch.empty(tokens, heads * knn, dtype=torch.float32, device=query.device)
@@ -63,6 +66,7 @@ def choose(
 def _scores(
     query, sub_keys, scores, tokens, n_keys, half,
     HEADS: tl.constexpr, KEYS: tl.constexpr, TOKENS: tl.constexpr, WIDTH: tl.constexpr,
+    NORMALISE: tl.constexpr,
 ):  # fmt: skip
     """Products of tokens and keys of one codebook: side 0 or 1 of a head."""
     book = tl.program_id(0)
@@ -76,6 +80,9 @@ def _scores(
     q_at = query + ((token * HEADS + head) * 2 + side)[None, :] * half + column[:, None]
     q = tl.load(q_at, mask=(token < tokens)[None, :] & inside[:, None], other=0.0)
     found = tl.dot(k, q.to(k.dtype), input_precision="ieee")  # [KEYS, TOKENS]
+    if NORMALISE:  # afterwards: a query of length 1 would be rounded once more
+        wide = q.to(tl.float32)
+        found = found / tl.maximum(tl.sqrt(tl.sum(wide * wide, 0)), 1e-12)[None, :]
     to = scores + (token * 2 * HEADS + book)[None, :] * n_keys + key[:, None]
     tl.store(to, found, mask=(key < n_keys)[:, None] & (token < tokens)[None, :])
 

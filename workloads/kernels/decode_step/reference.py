@@ -113,13 +113,20 @@ def choose(
     query: Float[Tensor, "tokens columns"],
     sub_keys: Float[Tensor, "2 heads n_keys half_key_dim"],
     knn: int,
+    *,
+    normalise: bool = False,
 ) -> tuple[Int[Tensor, "tokens rows"], Float[Tensor, "tokens rows"]]:
     """Return the rows that each token reads by product keys, and their softmax weights.
 
-    Best first in every head, over whose rows the softmax is taken.
+    Best first in every head, over whose rows the softmax is taken. With `normalise` both halves of
+    a query are brought to length 1 first.
     """
     tokens, heads = len(query), sub_keys.shape[1]
-    scores, ids = product_key_topk(query.view(tokens, heads, -1), sub_keys, knn)
+    query = query.view(tokens, heads, -1)
+    if normalise:
+        wide = query.to(torch.promote_types(query.dtype, torch.float32))
+        query = functional.normalize(wide.view(tokens, heads, 2, -1), dim=-1).flatten(-2)
+    scores, ids = product_key_topk(query, sub_keys, knn)
     return ids.flatten(1), scores.softmax(dim=-1).flatten(1)
 
 

@@ -69,7 +69,8 @@ def test_attention(compile_for_sm90, block, warps):
 
 
 @pytest.mark.parametrize("tokens", [16, 64])
-def test_scores_of_product_keys(compile_for_sm90, tokens):
+@pytest.mark.parametrize("normalise", [False, True])
+def test_scores_of_product_keys(compile_for_sm90, tokens, normalise):
     made = compile_for_sm90(
         product_keys._scores,
         {
@@ -78,7 +79,7 @@ def test_scores_of_product_keys(compile_for_sm90, tokens):
             "tokens": "i32",
             **_of("n_keys half", "i32:16"),
         },
-        {"HEADS": 4, "KEYS": 64, "TOKENS": tokens, "WIDTH": 256},
+        {"HEADS": 4, "KEYS": 64, "TOKENS": tokens, "WIDTH": 256, "NORMALISE": normalise},
     )
 
     assert made.spills == 0

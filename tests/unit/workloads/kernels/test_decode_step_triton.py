@@ -126,6 +126,34 @@ def test_rows_are_those_of_product_keys_also_where_scores_tie(n_keys, knn, token
 
 @INTERPRETED
 @given(
+    n_keys=st.sampled_from([5, 37]),
+    tokens=st.sampled_from([1, 2, 17]),
+    length=st.sampled_from([0.0, 1e-3, 1.0, 1e3]),
+    seed=SEEDS,
+)
+def test_the_length_of_a_query_plays_no_role_where_scores_are_cosines(n_keys, tokens, length, seed):
+    query, sub_keys = _draw(seed, (tokens, 2 * 8), (2, 2, n_keys, 4))
+    query = length * query
+
+    ids, weights = product_keys.choose(query, sub_keys, 3, normalise=True)
+
+    halves = query.view(tokens, 2, 2, 4)
+    unit = halves / halves.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    expected, _ = product_keys_reference.product_key_topk(unit.flatten(2), sub_keys, 3)
+    # By what they score: rows that nearly tie may change places.
+    products = torch.einsum("thsd,shnd->thsn", unit, sub_keys)
+    chosen = ids.view(tokens, 2, 3)
+    left, right = (
+        products[:, :, side].gather(-1, place)
+        for side, place in enumerate((chosen // n_keys, chosen % n_keys))
+    )
+    _close(left + right, expected)
+    _close(weights, expected.softmax(-1).flatten(1))
+    _close(weights, reference.choose(query, sub_keys, 3, normalise=True)[1])
+
+
+@INTERPRETED
+@given(
     tokens=st.sampled_from([1, 3]),
     n_experts=st.sampled_from([3, 4]),
     top_k=st.sampled_from([1, 3]),
