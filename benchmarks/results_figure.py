@@ -193,11 +193,7 @@ def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, 
         parts = list(rows.groupby(varied, dropna=False))
         for values, part in sorted(parts, key=lambda of: _begins_smaller(of[1])):
             named = zip((name.rpartition(".")[2] for name in varied), values, strict=True)
-            shown = [
-                f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-                for name, value in named
-                if not pd.isna(value)
-            ]
+            shown = [f"{name} {_plainly(value)}" for name, value in named if not pd.isna(value)]
             words = [] if INIT in varied else _shared_init(part)
             yield str(architecture), ", ".join([str(architecture), *words, *shown]), part
 
@@ -346,6 +342,15 @@ def _grid(
     caption(figure, "bold: the best of a row; the darker, the farther from it")
     figure.savefig(path, dpi=130, bbox_inches="tight")  # a title may be wider than few columns
     plt.close(figure)
+
+
+def _plainly(value: Any) -> str:
+    """Return a setting with all digits of a whole number, which a table may hold as a float."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def _power(value: float) -> str:

@@ -225,6 +225,20 @@ def test_curves_of_different_settings_are_not_averaged(write, page, results_figu
     assert curves["exact match", "memory_plus, n_keys 16"] == [[1_000, 0.16], [4_000, 0.16]]
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (1_048_576.0, "1,048,576"),
+        (524_288, "524,288"),
+        (8, "8"),
+        (6.7e-4, "0.00067"),
+        ("moe", "moe"),
+    ],
+)
+def test_whole_numbers_have_all_their_digits(results_figure, value, shown):
+    assert results_figure._plainly(value) == shown
+
+
 @pytest.fixture
 def grids(results_figure):
     """Collect the numbers of figures of what was tuned: column, row, number, weight."""
