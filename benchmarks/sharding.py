@@ -257,7 +257,7 @@ def _sent_bytes(table: MemoryTable, ids: Tensor) -> float:
     others = shard.mesh.memory.size - 1
     numbers = others * ids.numel()
     vectors = others * len(ids) * len(shard.columns)
-    return float(numbers * (4 + 2 * element) + 2 * vectors * element)
+    return float(numbers * (shard.id_dtype.itemsize + 2 * element) + 2 * vectors * element)
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Checkpointing in simulated time: time and progress of attempts, best interval.
 
-The pause between checkpoints follows the trainer's rule (`workloads/training/checkpointing.py`): at
-least as configured, and at least ten times what writing one takes once that is known.
+The pause before each checkpoint follows the trainer's rule (`workloads/training/checkpointing.py`):
+at least as configured, and at least ten times what writing one takes. Before the first one of an
+attempt the trainer expects that by the checkpoint's size; here it is known.
 """
 
 import math
@@ -37,29 +38,26 @@ class Checkpointing:
     """When a trial saves its state, and what that takes."""
 
     every_s: float
-    """Seconds of training between checkpoints, as configured; above 0."""
+    """Seconds of training before each checkpoint, as configured; above 0."""
     write_s: float
     """Seconds that training stands still for one."""
     restart_s: float = RESTART_S
 
     @property
     def pause_s(self) -> float:
-        """Seconds of training between checkpoints after the first of an attempt."""
+        """Seconds of training before each checkpoint of an attempt."""
         return max(self.every_s, MIN_PAUSE_OVER_COST * self.write_s)
 
     def attempt_s(self, work_s: float) -> float:
         """Return how long an attempt takes that nothing ends, with so much training to do."""
-        n = math.ceil((work_s - self.every_s) / self.pause_s) if work_s > self.every_s else 0
+        n = max(0, math.ceil(work_s / self.pause_s) - 1)  # none after the last step
         return self.restart_s + work_s + n * self.write_s
 
     def progress(self, elapsed_s: float, work_s: float) -> AttemptProgress:
         """Return how far an attempt has got so long after its start."""
         training = max(0.0, elapsed_s - self.restart_s)
-        first = self.every_s + self.write_s
-        if training < first:
-            return AttemptProgress(0.0, min(training, self.every_s, work_s))
-        n, rest = divmod(training - first, self.pause_s + self.write_s)
-        saved = self.every_s + n * self.pause_s
+        n, rest = divmod(training, self.pause_s + self.write_s)
+        saved = n * self.pause_s
         return AttemptProgress(min(saved, work_s), min(saved + min(rest, self.pause_s), work_s))
 
 

@@ -33,6 +33,7 @@ SMALL_RANKS = "--device cpu --only dense --preset d16 --tokens 512 --seq-len 64"
         ("step_profile.py memory_plus d16 --device cpu --batch-tokens 512 --seq-len 64", 5),
         (f"weak_scaling.py {SMALL_RANKS} --vocab-size 512 --steps 12", 2),
     ],
+    ids=lambda value: value.split()[0] if isinstance(value, str) else None,
 )
 def test_a_benchmark_prints_its_rows(tmp_path, command, rows):
     name, *arguments = command.split()

@@ -184,6 +184,6 @@ def seed(value: int, device: torch.device) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all it was given; a CPU works in order."""
+    """Wait until a GPU's current stream has done all it was given; a CPU works in order."""
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.current_stream(device).synchronize()

@@ -225,7 +225,11 @@ def test_finished_trials_of_all_sweeps_are_measurements_and_broken_folders_are_n
     done.create(spec())
     write_json(
         done.path / "result.json",
-        {"tokens": 1_000_000, "device": "cpu", "metrics": {"time/train_s": 20.0}},
+        {
+            "tokens": 1_000_000,
+            "device": "cpu",
+            "metrics": {"time/train_s": 15.0, "time/start_s": 5.0},
+        },
     )
     unfinished = SweepDir(tmp_path / "b").trial(spec("memory_plus").trial_id)
     unfinished.create(spec("memory_plus"))

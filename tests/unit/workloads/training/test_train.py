@@ -201,6 +201,27 @@ def test_training_takes_as_long_as_its_steps_whatever_each_attempt_compiles(tmp_
     assert last["time/start_s"] == pytest.approx(2 * 99)
 
 
+def test_a_checkpoint_that_knows_of_no_warm_ups_goes_on(tmp_path, undisturbed, monkeypatch):
+    """Of before 2026-11-28: all seconds of steps are those of training."""
+    load = checkpoint.load
+
+    def older(*args, **kwargs):
+        saved = load(*args, **kwargs)
+        del saved["warm_ups"]
+        saved["seconds"]["train"] += saved["seconds"].pop("start")
+        return saved
+
+    job, reporter = job_in(tmp_path), Recorder()
+    with pytest.raises(Interrupted):
+        run(job, Recorder(stop_at=4), clock=ticking())
+    monkeypatch.setattr(checkpoint, "load", older)
+    run(job, reporter, clock=ticking())
+
+    rows = comparable(reporter.rows)
+    assert rows == {step: undisturbed["memory_plus"][step] for step in rows}
+    assert sorted(rows) == [5, 6, 7, 8]
+
+
 def test_a_run_that_stops_early_is_the_beginning_of_the_whole_one(tmp_path, undisturbed):
     class Stopping(Recorder):
         def progress(self, step, steps, phase, values):

@@ -226,9 +226,11 @@ def test_graphs_are_dropped_where_a_step_without_one_might_not_fit(monkeypatch, 
 
     for step in range(1, 60):
         taken.model.recording_usage = step % 16 == 1
-        eager = not taken._step.is_warm
+        eager, warm, before = not taken._step.is_warm, taken.is_warm, device.captures
         taken(windows, lr=0.1)
         most = max(most, device.reserved + 40 * eager)
+        # Neither a step as it is nor one that is captured tells how long the later ones take.
+        assert warm is (not eager and device.captures == before)
 
     assert device.captures == captures
     assert len(taken._graphs) == 2
