@@ -2,6 +2,8 @@
 
     python benchmarks/results_page.py simplewiki_10m --runs runs --out docs/results
     python benchmarks/results_page.py simplewiki_10m --figures   (the figure alone, from the CSV)
+    python benchmarks/results_page.py memoryformer_one_pass --figures --beside \
+        memoryformer_at_its_flops "architecture == 'memoryformer' and steps == 1600"
 
 It writes `NAME.md`, `NAME.png` and `NAME.csv`. The page holds numbers and the commands that made
 them; what they mean is left to be written under its first line. A row is a configuration: means are
@@ -114,6 +116,13 @@ def main() -> None:
     parser.add_argument(
         "--figures", action="store_true", help="draw the figure alone, from the CSV in --out"
     )
+    parser.add_argument(
+        "--beside",
+        nargs=2,
+        metavar=("NAME", "WHERE"),
+        help="with --figures: also trials of the CSV of another page, for which a pandas query "
+        'holds, as in --beside memoryformer_at_its_flops "steps == 1600"',
+    )
     arguments = parser.parse_args()
     sweep_dir = SweepDir(arguments.runs / arguments.sweep)
     record = arguments.out / f"{arguments.sweep}.csv"
@@ -122,6 +131,12 @@ def main() -> None:
         if not record.exists():
             parser.error(f"{record}: not there; make the page of the sweep first")
         runs = _recorded_runs(record)
+        if arguments.beside:
+            name, where = arguments.beside
+            others = _recorded_runs(arguments.out / f"{name}.csv").table.query(where)
+            if others.empty:
+                parser.error(f"{name}.csv: no trial has {where}")
+            runs = replace(runs, table=pd.concat([runs.table, others], ignore_index=True))
         draw_figure(runs, _columns(runs.table), figure)
         print(f"wrote {figure}")
         return

@@ -708,6 +708,24 @@ def test_the_figure_is_drawn_again_from_the_csv_alone(page, grids, page_alone, t
     assert (tmp_path / "out" / "facts.csv").read_text() == csv
 
 
+def test_trials_of_another_page_are_drawn_beside(write, page, results_figure, tmp_path, capsys):
+    for width in (32, 64):
+        write("dense", 0, width=width, preset=None, **{EXACT: width / 100})
+    page(written=False)
+    other = pd.read_csv(tmp_path / "out" / "facts.csv").assign(architecture="pythia")
+    other[EXACT] /= 2
+    other.to_csv(tmp_path / "out" / "others.csv", index=False)
+
+    drawn = points(page("--figures", "--beside", "others", "seed == 0", written=False)[1])
+    results_figure.plt.close("all")
+
+    dense, pythia = (drawn["exact match", name] for name in ("dense", "pythia"))
+    assert [[x, y / 2] for x, y in dense] == pythia
+    with pytest.raises(SystemExit):
+        page("--figures", "--beside", "others", "seed == 7", written=False)
+    assert "others.csv: no trial has seed == 7" in capsys.readouterr().err
+
+
 def test_a_record_is_not_overwritten_where_the_sweep_file_cannot_be_read(
     trials, run, page, tmp_path, capsys
 ):
