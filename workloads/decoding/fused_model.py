@@ -38,7 +38,7 @@ class FusedModel:
     """Reads one token of every sequence: what `model(tokens, cache)` returns, up to rounding.
 
     Matrices of a SwiGLU are moved into one, of which its parameters become views. Sub-keys of a
-    memory whose scores are cosines are copied at length 1.
+    memory whose scores are cosines are copied, each as long as the scale of its head.
     """
 
     def __init__(self, model: Transformer) -> None:
