@@ -39,14 +39,12 @@ def main() -> None:
     here = devices.pick("auto", rank=0)
     name = torch.cuda.get_device_name(here) if here.type == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, vocabulary {arguments.vocab_size:,}\n", flush=True)
-    batches = tuple(int(batch) for batch in arguments.batches.split(","))
+    batches = tuple(arguments.batches)
     columns = " | ".join(f"ms, {batch} at once" for batch in batches)
     print(f"| architecture | preset | parameters | MB a token | {columns} |")
     print("|---" * (4 + len(batches)) + "|", flush=True)
     for preset in arguments.presets.split(","):
-        for architecture in (
-            arguments.only.split(",") if arguments.only else registry.architectures()
-        ):
+        for architecture in arguments.only:
             if preset in registry.architecture(architecture).PRESETS:
                 row = _measured(architecture, preset, arguments.vocab_size, batches)
                 _print(row, len(batches))
@@ -87,15 +85,36 @@ def _print(row: Row, n_batches: int) -> None:
     print(f"| {row.architecture} | {row.preset} | {size} | {' | '.join(times)} |", flush=True)
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", help="architectures, with commas between them (default: all)")
+    parser.add_argument(
+        "--only",
+        type=lambda text: text.split(","),
+        default=registry.architectures(),
+        help="architectures, with commas between them (default: all)",
+    )
     parser.add_argument("--presets", default="3m,10m,30m")
-    parser.add_argument("--batches", default="1,64", help="sequences that are decoded together")
+    parser.add_argument(
+        "--batches",
+        type=_numbers,
+        default=[1, 64],
+        help="numbers of sequences that are decoded together, with commas between them",
+    )
     parser.add_argument("--vocab-size", type=int, default=8_192)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if unknown := sorted({*arguments.only} - {*registry.architectures()}):
+        known = ", ".join(registry.architectures())
+        parser.error(f"--only: no architecture {', '.join(unknown)}; there are {known}")
+    presets = {name for each in arguments.only for name in registry.architecture(each).PRESETS}
+    if unknown := sorted({*arguments.presets.split(",")} - presets):
+        parser.error(f"--presets: none of these architectures has {', '.join(unknown)}")
+    return arguments
 
 
 if __name__ == "__main__":

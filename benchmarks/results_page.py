@@ -124,6 +124,8 @@ def main() -> None:
         'holds, as in --beside memoryformer_at_its_flops "steps == 1600"',
     )
     arguments = parser.parse_args()
+    if arguments.beside and not arguments.figures:
+        parser.error("--beside is for --figures: a page holds the trials of its sweep alone")
     sweep_dir = SweepDir(arguments.runs / arguments.sweep)
     record = arguments.out / f"{arguments.sweep}.csv"
     figure = arguments.out / f"{arguments.sweep}.png"
@@ -133,7 +135,13 @@ def main() -> None:
         runs = _recorded_runs(record)
         if arguments.beside:
             name, where = arguments.beside
-            others = _recorded_runs(arguments.out / f"{name}.csv").table.query(where)
+            beside = arguments.out / f"{name}.csv"
+            if not beside.exists():
+                parser.error(f"{beside}: not there")
+            try:
+                others = _recorded_runs(beside).table.query(where)
+            except (ValueError, SyntaxError, NameError, TypeError) as error:
+                parser.error(f"--beside: pandas cannot ask {name}.csv for {where}: {error}")
             if others.empty:
                 parser.error(f"{name}.csv: no trial has {where}")
             runs = replace(runs, table=pd.concat([runs.table, others], ignore_index=True))

@@ -721,9 +721,16 @@ def test_trials_of_another_page_are_drawn_beside(write, page, results_figure, tm
 
     dense, pythia = (drawn["exact match", name] for name in ("dense", "pythia"))
     assert [[x, y / 2] for x, y in dense] == pythia
-    with pytest.raises(SystemExit):
-        page("--figures", "--beside", "others", "seed == 7", written=False)
-    assert "others.csv: no trial has seed == 7" in capsys.readouterr().err
+    for options, said in (
+        (("--figures", "--beside", "others", "seed == 7"), "others.csv: no trial has seed == 7"),
+        (("--figures", "--beside", "others", "sead == 0"), "cannot ask others.csv for sead == 0"),
+        (("--figures", "--beside", "others", "seed =="), "cannot ask others.csv for seed =="),
+        (("--figures", "--beside", "away", "seed == 0"), "away.csv: not there"),
+        (("--beside", "others", "seed == 0"), "--beside is for --figures"),
+    ):
+        with pytest.raises(SystemExit):
+            page(*options, written=False)
+        assert said in capsys.readouterr().err
 
 
 def test_a_record_is_not_overwritten_where_the_sweep_file_cannot_be_read(
