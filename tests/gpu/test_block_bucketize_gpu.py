@@ -70,6 +70,8 @@ def test_the_reference_bit_for_bit(shape, id_type, n_ranks):
 @pytest.mark.parametrize("n_ranks", [1, 3, 16])
 def test_local_ids_are_the_references(shape, id_type, n_ranks):
     ids, _ = _case(shape, id_type)
+    if -(-shape[2] // n_ranks) > torch.iinfo(id_type).max:
+        pytest.skip("these ids cannot say that a row lies elsewhere")
     parts = torch.tensor_split(ids, 3)
     for rank in range(n_ranks):
         rows = RankGroup(rank=rank, size=n_ranks).local_range(shape[2])

@@ -54,7 +54,7 @@ from workloads.layers.backbone.transformer import Rotary, Transformer
 from workloads.layers.block import Block
 from workloads.layers.context import Context
 from workloads.layers.memory.hash_memory import HashMemory, HashScore, HashShape
-from workloads.layers.mixers.attention import AttentionShape, rotate, softmax_mix
+from workloads.layers.mixers.attention import AttentionShape, softmax_mix, split_and_rotate
 from workloads.layers.modules.autocast import to_autocast_dtype
 from workloads.layers.modules.linear import Embedding, Head, VocabularyComponent
 from workloads.layers.modules.norms import LayerNorm, LayerNormComponent, RMSNorm, RMSNormComponent
@@ -234,10 +234,11 @@ class HashAttention(nn.Module):
         # As a linear map would return them: half as much to rotate, and to cache when decoding.
         rows = to_autocast_dtype(self.query_key_value(x, context))
         heads = rows.view(batch, seq, 3 * self.n_heads, -1)
-        query_key, value = heads.tensor_split([2 * self.n_heads], dim=2)
-        turned = rotate(query_key, context.rotation).transpose(1, 2)
-        query, key = turned.tensor_split([self.n_heads], dim=1)
-        mixed = softmax_mix(query, key, value.transpose(1, 2), context)
+        query, key, value = (
+            head.transpose(1, 2)
+            for head in split_and_rotate(heads, context.rotation, n_heads=self.n_heads)
+        )
+        mixed = softmax_mix(query, key, value, context)
         return mixed.transpose(1, 2).reshape(batch, seq, -1)
 
     def record_usage(self, output: Tensor, residual: Tensor) -> None:

@@ -64,7 +64,7 @@ def local_ids(
 ) -> Int[Tensor, "held_bags bag_size"]:
     """Return ids counted from the first of `rows`, of all tensors one after another.
 
-    Of rows that are not among these it is their number.
+    Of rows that are not among these it is their number, which the ids' type must hold.
     """
     local: Tensor = _of(ids[0]).local_ids(ids, rows)
     return local

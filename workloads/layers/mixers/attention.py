@@ -152,7 +152,7 @@ class MultiHead(nn.Module):
         Float[Tensor, "batch seq kv_heads d_head"],
     ]:
         """Return `heads`, queries and keys rotated."""
-        if self.query_norm is None and context.rotation is not None:
+        if self.query_norm is None:
             return split_and_rotate(
                 self._projected(x), context.rotation, n_heads=self.shape.n_heads
             )
@@ -293,7 +293,7 @@ def rotate(
 
 def split_and_rotate(
     heads: Float[Tensor, "batch seq all_heads d_head"],
-    rotation: Float[Tensor, "2 *batch seq 1 columns"],
+    rotation: Float[Tensor, "2 *batch seq 1 columns"] | None,
     *,
     n_heads: int,
 ) -> tuple[
@@ -306,7 +306,7 @@ def split_and_rotate(
     Autograd would pad three gradients with zeros and add them. On a GPU one kernel writes each
     number of the gradient once (`workloads/kernels/rotary`). The forward pass is the same.
     """
-    if heads.requires_grad and uses_triton(heads):
+    if rotation is not None and heads.requires_grad and uses_triton(heads):
         # Rounded here and not by each pass, so that both read the same angles, compiled or not.
         query, key, value = _RotatedHeads.apply(  # type: ignore[no-untyped-call]
             heads, rotation.to(heads.dtype), n_heads
@@ -333,7 +333,7 @@ class _RotatedHeads(torch.autograd.Function):
 
 
 def _split_and_rotate(
-    heads: Tensor, rotation: Tensor, n_heads: int
+    heads: Tensor, rotation: Tensor | None, n_heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     query, key, value = _split(heads, n_heads)
     return rotate(query, rotation), rotate(key, rotation), value
