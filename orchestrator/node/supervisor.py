@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch
 from orchestrator.node import log_cap
+from orchestrator.node.checkpoint_writing import CheckpointWriting
 from orchestrator.node.fork_server_process import ForkServerProcess
 from orchestrator.node.hang_detection import HangDetector
 from orchestrator.node.hardware import (
@@ -37,7 +38,7 @@ AFTER_FAILURE_S = 10.0
 AFTER_DONE_S = 120.0
 """How long the other ranks may outlive one that finished."""
 STOP_TIMEOUT_S = 60.0
-"""How long a checkpoint may take after SIGTERM."""
+"""How long ranks may take to leave after SIGTERM, and after they last wrote to a checkpoint."""
 STACKS_S = 5.0
 """How long ranks may take to write their stacks before they are killed. It takes milliseconds."""
 IDLE_S = 5.0
@@ -61,6 +62,8 @@ class _AttemptRanks:
     out_of_memory: set[int] = field(default_factory=set)
     deadline: float | None = None
     """When those that are left are ended."""
+    checkpoints: list[CheckpointWriting] = field(default_factory=list)
+    """Of ranks that were asked to stop: the deadline is put off while one is being written."""
     hang: str | None = None
     checked_at: float = -CHECK_S
     asked_at: float | None = None
@@ -75,16 +78,39 @@ class _AttemptRanks:
         return [rank for rank in self.launch.local_ranks if rank not in self.exit_codes]
 
     def limit(self, deadline: float) -> None:
-        """Bring the deadline forward to this time."""
+        """Bring the deadline forward to this time; nothing puts it off any more."""
         self.deadline = deadline if self.deadline is None else min(self.deadline, deadline)
+        self.checkpoints = []
+
+    def stop(self, now: float) -> None:
+        """Let ranks that were asked to stop have their time."""
+        self.limit(now + STOP_TIMEOUT_S)
+        self.checkpoints = [
+            CheckpointWriting(self.processes[rank].pid, self.readers[rank])
+            for rank in self.left
+            if rank in self.processes
+        ]
+
+    def put_off(self, now: float) -> None:
+        """Put the deadline off if a checkpoint is being written. Checks now and then only."""
+        if self.checkpoints and self._check_is_due(now):
+            # Of each, so that none is first looked at when the others are done.
+            written = [checkpoint.goes_on() for checkpoint in self.checkpoints]
+            if any(written):
+                self.deadline = now + STOP_TIMEOUT_S
 
     def hung(self, now: float) -> str | None:
         """Return the description of a hang, None while there is none. Checks now and then only."""
-        if now - self.checked_at < CHECK_S:
+        if not self._check_is_due(now):
             return None
-        self.checked_at = now
         progress = {rank: self.readers[rank].progress() for rank in self.left}
         return self.hang_detector.check(now, progress)
+
+    def _check_is_due(self, now: float) -> bool:
+        if now - self.checked_at < CHECK_S:
+            return False
+        self.checked_at = now
+        return True
 
     def position(self, rank: int) -> str:
         """Return how far a rank was and where in its code."""
@@ -215,6 +241,7 @@ class NodeSupervisor:
             if attempt.asked_at is not None:
                 self._kill_when_dumped(attempt, now)
             elif attempt.deadline is not None:
+                attempt.put_off(now)
                 if now >= attempt.deadline:
                     self._end(attempt, now)
             elif hang := attempt.hung(now):
@@ -230,7 +257,8 @@ class NodeSupervisor:
     def stop(self, key: str, *, hard: bool) -> None:
         """Stop the ranks of an attempt.
 
-        SIGTERM, and SIGKILL if they take too long; if `hard`, SIGKILL once their stacks are there.
+        SIGTERM, and SIGKILL if they take too long, but not while they write a checkpoint; if
+        `hard`, SIGKILL once their stacks are there.
         """
         attempt = self._attempts.get(key)
         if attempt is None:
@@ -239,7 +267,7 @@ class NodeSupervisor:
             self._end(attempt, self._clock())
             return
         self._signal(attempt, signal.SIGTERM)
-        attempt.limit(self._clock() + STOP_TIMEOUT_S)
+        attempt.stop(self._clock())
 
     def end_with(self, key: str, *, failed: bool) -> None:
         """Set the deadline of an attempt of which ranks on another node have ended."""

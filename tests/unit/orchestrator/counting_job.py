@@ -7,6 +7,8 @@ and raises Interrupted when asked to leave. What it does beyond that is said in 
     gate_at       step before which rank 0 of attempt 1 waits for a file `go` in the trial's folder (`at-gate` says it is there)
     gate_all      with gate_at: the other ranks wait there too (`at-gate-1`, …)
     deaf          with gate_at: do not listen for a stop while waiting
+    writes        with gate_at: when asked to stop, write a checkpoint without end, until `go` says it is complete; while there
+                  is a file `stuck`, without a byte
     segfaults     die at once of a segmentation fault
     dies_where    die at once where this variable is in the environment: on a node that is started with it
 """
@@ -67,6 +69,8 @@ def run(request, spec, reporter):
         if request.rank == 0 or spec.data.get("gate_all"):
             _wait_at_gate(request, spec, reporter, state)
         if request.rank == 0 and reporter.should_stop():
+            if spec.data.get("writes"):
+                _write_until_go(request, state, steps, reporter)
             _save(folder, state, reporter)
             raise Interrupted(state["step"])
         kind = spec.data.get("fail", {}).get(str(request.attempt))
@@ -79,6 +83,17 @@ def run(request, spec, reporter):
         if request.rank == 0 and step % every == 0:
             _save(folder, state, reporter)
     return metrics
+
+
+def _write_until_go(request, state, steps, reporter):
+    reporter.progress(state["step"], steps, "checkpoint", {})
+    (request.trial.path / "at-checkpoint").touch()
+    pause = threading.Event()
+    with (request.trial.path / "large").open("wb", buffering=0) as file:
+        while not (request.trial.path / "go").exists():
+            if not (request.trial.path / "stuck").exists():
+                file.write(b"x")
+            pause.wait(POLL_S)
 
 
 def _save(folder, state, reporter):

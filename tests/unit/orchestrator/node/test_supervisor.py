@@ -12,7 +12,7 @@ import pytest
 from orchestrator.control.failure_classifier import EXIT_CODES
 from orchestrator.control.launcher_port import Launch
 from orchestrator.node import fork_server_process, log_cap
-from orchestrator.node.supervisor import AFTER_FAILURE_S, STOP_TIMEOUT_S, NodeSupervisor
+from orchestrator.node.supervisor import AFTER_FAILURE_S, CHECK_S, STOP_TIMEOUT_S, NodeSupervisor
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import registered
@@ -84,6 +84,25 @@ def at_gate(launch):
     wait_until((Path(launch.trial_path) / "at-gate").exists)
     (process,) = [p for p in registered(launch.folder) if p.alive()][:1]
     return process
+
+
+def at_checkpoint(node, launch):
+    at_gate(launch)
+    node.supervisor.stop(launch.key, hard=False)
+    trial = Path(launch.trial_path)
+    wait_until((trial / "at-checkpoint").exists)
+    return trial
+
+
+def wait_until_it_wrote(trial):
+    size = (trial / "large").stat().st_size
+    wait_until(lambda: (trial / "large").stat().st_size > size)
+
+
+def wrote(trial, *, within_s):
+    size = (trial / "large").stat().st_size
+    time.sleep(within_s)
+    return (trial / "large").stat().st_size > size
 
 
 def seen(launch, rank=0):
@@ -204,6 +223,49 @@ def test_rank_that_does_not_heed_a_stop_is_killed_after_a_while(node):
     (ended,) = node.wait_for_end()
 
     assert (ended.exit_codes, ended.killed_by_launcher) == ({0: -signal.SIGKILL}, {0})
+
+
+def test_a_large_checkpoint_may_take_longer_than_other_stops(node):
+    launch = node.launch(gate_at=4, writes=True)
+    trial = at_checkpoint(node, launch)
+    for _ in range(3):
+        node.skipped_s += 2 * STOP_TIMEOUT_S
+        assert node.supervisor.poll() == []
+        wait_until_it_wrote(trial)
+    (trial / "go").touch()
+
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: EXIT_CODES[Outcome.INTERRUPTED]}
+    assert (trial / "checkpoints" / "step-00000003").exists()
+
+
+def test_rank_whose_checkpoint_stands_still_is_killed(node):
+    launch = node.launch(gate_at=4, writes=True)
+    trial = at_checkpoint(node, launch)
+    (trial / "stuck").touch()
+    wait_until(lambda: not wrote(trial, within_s=0.2))
+    node.skipped_s += CHECK_S
+    assert node.supervisor.poll() == []  # what it had written until now
+    node.skipped_s += STOP_TIMEOUT_S - 1.0
+    assert node.supervisor.poll() == []
+
+    node.skipped_s += 1.0
+    (ended,) = node.wait_for_end()
+
+    assert (ended.exit_codes, ended.killed_by_launcher) == ({0: -signal.SIGKILL}, {0})
+    assert "after step 3 of 10 (checkpoint)" in ended.last_positions[0]
+
+
+def test_a_checkpoint_does_not_keep_ranks_whose_others_have_failed(node):
+    launch = node.launch(gate_at=4, writes=True)
+    at_checkpoint(node, launch)
+    node.supervisor.end_with(launch.key, failed=True)
+
+    node.skipped_s += AFTER_FAILURE_S
+    (ended,) = node.wait_for_end()
+
+    assert ended.exit_codes == {0: -signal.SIGKILL}
 
 
 def test_ranks_of_a_part_end_with_those_of_another_node(node):

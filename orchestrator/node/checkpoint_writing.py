@@ -1,0 +1,35 @@
+"""Whether a rank that was asked to stop still writes its checkpoint."""
+
+from pathlib import Path
+
+from orchestrator.node.progress_board import ProgressReader
+
+
+class CheckpointWriting:
+    """Watches one rank of this machine.
+
+    A large checkpoint takes minutes on a slow disk. What tells it from a rank that is stuck is that
+    the rank goes on writing.
+    """
+
+    def __init__(self, pid: int, reader: ProgressReader) -> None:
+        """Watch the process `pid`, whose board `reader` reads."""
+        self._pid, self._reader = pid, reader
+        self._written = -1
+
+    def goes_on(self) -> bool:
+        """Whether the rank is at a checkpoint and has written bytes since the last call."""
+        progress = self._reader.progress()
+        if progress is None or progress.phase != "checkpoint":
+            return False
+        before, self._written = self._written, bytes_written(self._pid)
+        return self._written > before
+
+
+def bytes_written(pid: int) -> int:
+    """Return the bytes that a process has passed to the kernel; -1 if that is not to be had."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return -1
+    return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), -1)
