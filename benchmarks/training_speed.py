@@ -3,6 +3,7 @@
     python benchmarks/training_speed.py                              # 134m, 373m and 1.3b
     python benchmarks/training_speed.py --only d32,1m,3m             # small models
     python benchmarks/training_speed.py --only d32 --together 8      # eight processes on one GPU
+    python benchmarks/training_speed.py --only d32 --together 8 --mps   # the same as trials of a sweep
     python benchmarks/training_speed.py --only 3m --ways off,on      # without and with compilation
 
 Ours is `workloads.training.train.run`: data, learning-rate schedule, clipping, optimizer, usage,
@@ -15,6 +16,7 @@ MFU: 6 N + attention (causal half), N without the embedding, over the data sheet
 import argparse
 import json
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -25,6 +27,7 @@ import numpy as np
 import torch
 from plain_llama import Shape, plain_step
 
+from orchestrator.node.mps import MpsDaemon
 from workloads.training.rank_job import RankJob
 from workloads.training.train import run
 
@@ -100,10 +103,21 @@ def ours(size: str, way: str, folder: Path, arguments: argparse.Namespace) -> li
         context.Process(target=_train, args=(size, way, folder, seed, arguments.seconds))
         for seed in range(arguments.together)
     ]
-    for job in jobs:
-        job.start()
-    for job in jobs:
-        job.join()
+    mps, before = MpsDaemon(), dict(os.environ)
+    if arguments.mps:
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        os.environ |= mps.environment(gpu)
+        if os.environ.keys() == before.keys():
+            raise SystemExit("--mps: MPS is not installed, or does not work, or runs already")
+    try:
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+    finally:
+        mps.close()
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
     return [
         json.loads((folder / f"{size}-{way}-{seed}.json").read_text())
         for seed in range(arguments.together)
@@ -217,6 +231,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="134m,373m,1.3b", help="sizes")
     parser.add_argument("--ways", default="on", help="on, off or both: compilation of ours")
     parser.add_argument("--together", type=int, default=1, help="trials on the GPU at once")
+    parser.add_argument("--mps", action="store_true", help="as clients of CUDA's MPS")
     parser.add_argument("--seconds", type=float, default=8.0, help="about how long ours trains")
     return parser.parse_args()
 

@@ -22,6 +22,15 @@ def test_trials_side_by_side_on_one_gpu_add_up():
     )
 
 
+def test_starting_and_benchmarks_hold_the_gpu_too():
+    """A second trial of 4 s, which is from before they were recorded."""
+    table = pd.DataFrame([{**ROW, "time/start_s": 5.0, "time/benchmarks_s": 3.0}, ROW])
+
+    assert f"used {2 / 16:.2g} of the bf16 peak of {16 / 3600:.3g} GPU-hours" in str(
+        device_share(table)
+    )
+
+
 def test_trials_that_do_not_say_are_counted_out():
     cpu = {name: value for name, value in ROW.items() if not name.startswith("device/")}
 

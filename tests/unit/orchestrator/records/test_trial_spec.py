@@ -50,6 +50,8 @@ def test_a_trial_is_named_by_architecture_and_hash() -> None:
         {"resources": Resources(gpus=1, ranks=2)},
         {"resources": Resources(ranks=4, memory_ranks=2, memory_layout="rows")},
         {"resources": Resources(memory_tables="host")},
+        {"resources": Resources(compile=False)},
+        {"resources": Resources(micro_batch_tokens=4096, activation_checkpointing=True)},
         {"resources": Resources(ranks=2, dense_parameters="sharded")},
         {"retries": Retries(failure=7)},
         {"logging": Logging(every_steps=1)},
