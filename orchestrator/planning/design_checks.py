@@ -13,9 +13,9 @@ from orchestrator.records.varied_settings import SIZES
 from orchestrator.sweep.registry import FAST_VALUES
 
 COEFFICIENTS = 3
-"""Of a power law with a floor, the least that a curve against size has."""
-ENOUGH_SIZES = 5
-"""One to check the form of the curve, and the largest to be held out and predicted."""
+"""Of a power law with a floor. A curve that needs none has two."""
+SPARE_SIZES = 4
+"""Beyond the coefficients: with fewer a fit has no verdict (`analysis/fitting/lack_of_fit.py`)."""
 TUNED = "train.lr"
 MOST_NAMED = 3
 EQUAL = 0.05
@@ -41,18 +41,18 @@ def notes(specs: Sequence[TrialSpec], *, tokens_matched: Collection[str] = ()) -
 
 
 def _few_sizes(specs: Sequence[TrialSpec]) -> list[str]:
-    """Name architectures of so few sizes that a curve goes through any of them."""
+    """Name architectures of too few sizes to tell whether a curve fits them."""
     counts = {
         name: len({spec.accounting.get("total_params") for spec in members})
         for name, members in _by_architecture(specs).items()
     }
     if max(counts.values(), default=0) < 2:
         return []  # no curve against size is meant
-    few = {name: n for name, n in counts.items() if n <= COEFFICIENTS}
+    few = {name: n for name, n in counts.items() if n < COEFFICIENTS - 1 + SPARE_SIZES}
     return [
         f"{_named([name for name, count in few.items() if count == n])}: {n} "
-        f"size{'s' * (n > 1)} for a curve of {COEFFICIENTS} coefficients or more, "
-        f"which cannot be checked; {ENOUGH_SIZES} sizes or more can"
+        f"size{'s' * (n > 1)}, too few to tell whether a curve fits; that takes "
+        f"{COEFFICIENTS + SPARE_SIZES}, or {COEFFICIENTS - 1 + SPARE_SIZES} for one without a floor"
         for n in sorted(set(few.values()))
     ]
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 from orchestrator.records.trial_spec import (
@@ -322,10 +323,15 @@ def _timed(
                 f"{steps / answer.ratio:.2f} of this model, which whole steps of "
                 f"{frame.batch_tokens:,} tokens do not meet within 1 %"
             )
-            fix = "lower train.batch_tokens or raise train.tokens"
+            tokens = math.ceil(_FINEST_STEPS * answer.ratio) * frame.batch_tokens
+            fix = f"lower train.batch_tokens, or raise train.tokens to {tokens:,} or more"
             diagnostic = match.where.diagnostic_at_key(message, fix, kind="combination")
             raise InvalidError(diagnostic.of(draft.architecture))
     return _with(basis, matched)
+
+
+_FINEST_STEPS = math.ceil(0.5 / budget.TOLERANCE)
+"""Steps of which half a step is within the tolerance."""
 
 
 def _with(basis: Basis, matched: Matched) -> Solved:

@@ -292,7 +292,8 @@ class StepTimeCache:
         failed = self._failed[query.key]
         fix = failed.fix
         if isinstance(failed, NoMatchError) and query.other is not None:
-            fix += ", or write solve: tokens" * (query.field != "tokens")
+            other_way = f"match {query.match.architecture} to {query.architecture} instead"
+            fix += f", write solve: tokens, or {other_way}" * (query.field != "tokens")
         diagnostic = where.diagnostic_at_key(failed.message, fix, kind="combination")
         raise InvalidError(diagnostic.of(query.architecture))
 

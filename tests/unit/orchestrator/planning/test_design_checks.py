@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from analysis.fitting import lack_of_fit
 from orchestrator.planning import design_checks
 from orchestrator.records.trial_spec import TrialSpec
 
@@ -31,14 +32,14 @@ def specs(
     ]
 
 
-FIVE = (8, 12, 16, 20, 24)
+SEVEN = (8, 12, 16, 20, 24, 28, 32)
 
 
 @pytest.mark.parametrize(
     "arms",
     [
-        pytest.param({"dense": FIVE, "memory": FIVE}, id="five sizes"),
-        pytest.param({"dense": FIVE[:4]}, id="four"),
+        pytest.param({"dense": SEVEN, "memory": SEVEN}, id="seven sizes"),
+        pytest.param({"dense": SEVEN[:6]}, id="six"),
         pytest.param({"dense": (16,), "memory": (16,)}, id="no curve against size"),
         pytest.param({}, id="nothing"),
     ],
@@ -47,13 +48,18 @@ def test_a_sweep_that_can_be_fitted_gets_no_note(arms: Arms) -> None:
     assert design_checks.notes(specs(arms)) == ()
 
 
-def test_three_sizes_are_too_few_for_three_coefficients() -> None:
-    (note,) = design_checks.notes(specs({"dense": FIVE[:3], "memory": FIVE[:3]}))
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_fewer_sizes_than_a_verdict_takes_are_said(n: int) -> None:
+    (note,) = design_checks.notes(specs({"dense": SEVEN[:n], "memory": SEVEN[:n]}))
 
     assert note == (
-        "dense and memory: 3 sizes for a curve of 3 coefficients or more, which cannot be checked; "
-        "5 sizes or more can"
+        f"dense and memory: {n} sizes, too few to tell whether a curve fits; that takes 7, or 6 "
+        "for one without a floor"
     )
+
+
+def test_a_verdict_takes_as_many_sizes_as_a_fit_asks_for() -> None:
+    assert design_checks.SPARE_SIZES == lack_of_fit.FEWEST_SPARE
 
 
 def test_values_at_the_rate_of_the_rest_are_said_unless_they_are_meant() -> None:
@@ -61,7 +67,7 @@ def test_values_at_the_rate_of_the_rest_are_said_unless_they_are_meant() -> None
         return [
             replace(spec, train={**spec.train, "value_lr_ratio": ratio}, recipe=recipe)
             for ratio in ratios
-            for spec in specs({name: FIVE})
+            for spec in specs({name: SEVEN})
         ]
 
     (note,) = design_checks.notes(of([1.0]))
@@ -78,7 +84,7 @@ def test_performers_running_maximum_beside_an_eps_is_said() -> None:
     def of(stabiliser: str | None, eps: float) -> list[TrialSpec]:
         fields = {"key_stabiliser": stabiliser, "feature_eps": eps}
         return [
-            replace(spec, model={**spec.model, **fields}) for spec in specs({"performer": FIVE})
+            replace(spec, model={**spec.model, **fields}) for spec in specs({"performer": SEVEN})
         ]
 
     (note,) = design_checks.notes([*of("running_max", 1e-6), *of("running_max", 0.0)])
@@ -92,13 +98,13 @@ def test_performers_running_maximum_beside_an_eps_is_said() -> None:
 
 
 def test_each_number_of_sizes_is_one_line() -> None:
-    found = design_checks.notes(specs({"a": FIVE, "b": FIVE[:1], "c": FIVE[:2], "d": FIVE[:2]}))
+    found = design_checks.notes(specs({"a": SEVEN, "b": SEVEN[:1], "c": SEVEN[:2], "d": SEVEN[:2]}))
 
-    assert [note.partition(" for")[0] for note in found] == ["b: 1 size", "c and d: 2 sizes"]
+    assert [note.partition(", too")[0] for note in found] == ["b: 1 size", "c and d: 2 sizes"]
 
 
 def test_learning_rates_of_one_architecture_alone_are_told() -> None:
-    arms = {"dense": FIVE, "memory": FIVE}
+    arms = {"dense": SEVEN, "memory": SEVEN}
     (note,) = design_checks.notes(specs(arms, lrs={"dense": (1e-3, 1e-2, 1e-1)}))
 
     assert note.startswith("train.lr has 3 values at a size for dense and 1 for memory: ")
@@ -109,15 +115,15 @@ def test_learning_rates_of_one_architecture_alone_are_told() -> None:
 def test_a_learning_rate_per_size_is_no_tuning() -> None:
     own = [
         spec
-        for size, lr in ((8, 1e-2), (12, 8e-3), (16, 6e-3), (20, 5e-3))
+        for lr, size in enumerate(SEVEN, start=1)
         for spec in specs({"dense": (size,)}, lrs={"dense": (lr,)})
     ]
 
-    assert design_checks.notes([*own, *specs({"memory": FIVE})]) == ()
+    assert design_checks.notes([*own, *specs({"memory": SEVEN})]) == ()
 
 
 def on_tokens(
-    name: str, *tokens: int, flops: float = 6.0, sizes: Sequence[int] = FIVE
+    name: str, *tokens: int, flops: float = 6.0, sizes: Sequence[int] = SEVEN
 ) -> list[TrialSpec]:
     """Return trials on these tokens, with so many FLOPs per token and total parameter."""
     return [
@@ -177,7 +183,7 @@ def test_equal_tokens_a_parameter_are_left_in_peace() -> None:
     def ladder(name: str, larger: int, flops: float) -> list[TrialSpec]:
         return [
             spec
-            for size in FIVE
+            for size in SEVEN
             for spec in on_tokens(
                 name, 20 * 12 * (size + larger) ** 2, flops=flops, sizes=(size + larger,)
             )
@@ -195,10 +201,10 @@ def test_tokens_that_match_chose_are_left_in_peace() -> None:
 
 
 def test_one_seed_is_told_once() -> None:
-    (note,) = design_checks.notes(specs({"dense": FIVE, "memory": FIVE}, seeds=1))
+    (note,) = design_checks.notes(specs({"dense": SEVEN, "memory": SEVEN}, seeds=1))
 
     assert note.startswith("one seed: ")
-    two_of_one = [*specs({"dense": FIVE}, seeds=1), *specs({"dense": FIVE[:1]}, seeds=2)[1:]]
+    two_of_one = [*specs({"dense": SEVEN}, seeds=1), *specs({"dense": SEVEN[:1]}, seeds=2)[1:]]
     assert design_checks.notes(two_of_one) == ()
 
 

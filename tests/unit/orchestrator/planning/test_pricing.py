@@ -344,7 +344,7 @@ def test_what_cannot_be_fitted_is_noted_until_it_is_trained(tmp_path):
     folder = SweepDir(tmp_path / "runs" / "small")
     plan = make_plan(load_sweep(file), folder.snapshot(), MEASURED)
 
-    assert plan.notes[0].startswith("memory_plus: 1 size for a curve")
+    assert plan.notes[0].startswith("memory_plus: 1 size, too few")
     assert plan.notes[1].startswith("dense: 3 sizes")
     for trial in plan.trials:
         trial_folder = folder.trial(trial.spec.trial_id)

@@ -3,6 +3,7 @@
 import json
 import logging
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,25 @@ def test_whole_steps_that_are_too_coarse_are_told(
     (told,) = problems(BY_TOKENS.replace("16}", "128}"), timer=make_timer())
 
     assert "5 steps of plain take as long as 4." in told
-    assert told.endswith("lower train.batch_tokens or raise train.tokens")
+    assert told.endswith("or raise train.tokens to 7,296 or more")
+
+
+def test_as_many_tokens_as_are_told_can_be_met(
+    load: Load, problems: Problems, make_timer: MakeTimer
+) -> None:
+    coarse = BY_TOKENS.replace("16}", "128}")
+    (told,) = problems(coarse, timer=make_timer())
+    enough = told.split()[-3].replace(",", "")
+
+    header = f"""
+    name: test
+    data: {{source: numbers, n: 10}}
+    train: {{tokens: {enough}, batch_tokens: 64, seq_len: 16, lr: 1.0e-2}}
+    model: {{architecture: plain, preset: tiny}}
+    """
+    (match,) = load(coarse, header=textwrap.dedent(header), timer=make_timer()).matches.values()
+
+    assert abs(match.ratio - 1) <= 0.01
 
 
 def test_what_was_measured_once_holds(load: Load, make_timer: MakeTimer, pins: Path) -> None:
