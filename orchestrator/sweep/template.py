@@ -9,8 +9,8 @@ from orchestrator.sweep.registry import FAST_VALUES
 Scale = Literal["laptop", "gpu"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 PRESETS: dict[Scale, str] = {
-    "laptop": "[d16, d20, d24, d32, d48]",
-    "gpu": "[d64, 1m, 3m, 10m, 30m]",
+    "laptop": "[d16, d20, d24, d32, d48, d64]",
+    "gpu": "[d48, d64, 1m, 3m, 10m, 30m]",
 }
 TRAIN: dict[Scale, str] = {
     "laptop": "{tokens: 665_600, batch_tokens: 1_024, seq_len: 64, lr: 2.0e-2}",
@@ -21,10 +21,6 @@ PEOPLE: dict[Scale, str] = {
     "gpu": "{source: biographies, n_people: 22_000}",
 }
 VOCABULARY: dict[Scale, str] = {"laptop": "2_048", "gpu": "16_384"}
-MORE_PEOPLE: dict[Scale, str] = {
-    "laptop": "More people than the largest model can hold.",
-    "gpu": "More than the smallest models can hold; each is read about 100 times.",
-}
 INVENTED = "biographies"
 
 
@@ -72,7 +68,7 @@ def sweep_text(answers: Answers, *, file: str) -> str:
             if {*answers.architectures} & {*FAST_VALUES}
             else []
         ),
-        "  # A curve has three coefficients; one more size checks it, the largest is predicted.",
+        "  # A verdict on a curve takes four sizes beyond its two or three coefficients.",
         *_entry(_rates(base), presets),
     ]
     if others:
@@ -116,7 +112,7 @@ def _question(base: str, others: Sequence[str]) -> str:
 def _data(answers: Answers) -> list[str]:
     if answers.data == INVENTED:
         return [
-            f"# Invented people with facts to recall. {MORE_PEOPLE[answers.scale]}",
+            "# Invented people with facts to recall, each read about 100 times.",
             f"data: {PEOPLE[answers.scale]}",
         ]
     quoted = "'" + answers.data.replace("'", "''") + "'"

@@ -34,7 +34,7 @@ def test_without_a_terminal_defaults_are_taken() -> None:
     code, said = memscale_init()
 
     assert code == 0
-    assert "Written: my_sweep.yaml (30 trials)" in said
+    assert "Written: my_sweep.yaml (36 trials)" in said
     sweep = load_sweep(Path("my_sweep.yaml"))
     assert {t.architecture for t in sweep.trials} == {"dense", "memory_plus"}
     assert sweep.question == "at equal training FLOPs, how does memory_plus compare with dense?"
@@ -58,8 +58,8 @@ def test_five_questions_are_asked_and_flags_are_not(monkeypatch: pytest.MonkeyPa
     assert code == 0, said
     assert [word.strip(",:") for word in asked] == ["Name", "Architectures", "Data", "Seeds"]
     sweep = load_sweep(Path("recall.yaml"))
-    assert [t.architecture for t in sweep.trials[::10]] == ["peer", "dense"]
-    assert len(sweep.trials) == 20
+    assert [t.architecture for t in sweep.trials[::12]] == ["peer", "dense"]
+    assert len(sweep.trials) == 24
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,6 @@ def test_every_architecture_can_be_compared(scale: Scale) -> None:
         answers = Answers(name=name, architectures=["dense", name], scale=scale, n_seeds=1)
         Path(f"{name}.yaml").write_text(sweep_text(answers, file=f"{name}.yaml"))
         try:
-            assert len(load_sweep(Path(f"{name}.yaml")).trials) == 10
+            assert len(load_sweep(Path(f"{name}.yaml")).trials) == 12
         except ConfigError as error:
             pytest.fail(f"{name}, {scale}: {error}")
