@@ -108,9 +108,11 @@ def number(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """Return 812, 12.3 k, 4.56 M, 1.23 G."""
+    """Return 812, 12.3 k, 4.56 M, 1.23 G, scientific from 1e15 on."""
     if not math.isfinite(value):
         return "∞"
+    if abs(value) >= 0.9995e15:
+        return f"{value:.2e}"
     for scale, suffix in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
         if abs(value) >= 0.9995 * scale:
             scaled = float(f"{value / scale:.3g}")

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval
 from analysis.fitting.interval_calibration import Levels, widened
+from analysis.fitting.inverse import REACH, size_reaching
 from analysis.fitting.law import Law, LawProblem, without_views
 from analysis.fitting.objective import Objective
 from analysis.fitting.verdict import FitVerdict, judge
@@ -386,14 +387,14 @@ class LawFit:
             >>> round(size / 1e6)
             1024
         """
-        from analysis.fitting.inverse import size_reaching
-
         if of is None and len(self.law.inputs) > 1:
             raise ValueError(f"of: say which of {', '.join(self.law.inputs)} is looked for")
         return size_reaching(self, y, of or self.law.inputs[0], at or {})
 
     def x_reaching(self, y: float, *, y_draws: Array | None = None) -> tuple[float, float, float]:
         """Return (x, low, high) where a curve of one size reaches y; inf where it never does.
+
+        An end of the interval more than `REACH` times below or above the runs is 0 or inf.
 
         Args:
             y: Value to reach.
@@ -410,8 +411,10 @@ class LawFit:
         # Infinite draws are real (that curve never gets there): percentiles between two of them
         # would be NaN.
         logs = np.log(np.clip(reached, 1e-300, 1e300))
-        low, high = percentile_interval(logs, level=self.levels.curve)
-        return best, _un_log(low), _un_log(high)
+        low, high = np.exp(percentile_interval(logs, level=self.levels.curve)).tolist()
+        least, most = self.x.min() / REACH, self.x.max() * REACH
+        low, high = (0.0 if end < least else np.inf if end > most else end for end in (low, high))
+        return best, low, high
 
     def problem(self) -> LawProblem:
         """Return the optimiser's view of the runs, for a profile likelihood."""
@@ -486,9 +489,3 @@ def inputs_of(
         name, size = next(iter(uneven.items()))
         raise ValueError(f"{name}: {size} values, but {longest} has {n}; give one per run")
     return {k: np.broadcast_to(v, n).copy() if len(v) == 1 else v for k, v in inputs.items()}
-
-
-def _un_log(value: float) -> float:
-    if value > np.log(1e250):
-        return float("inf")
-    return 0.0 if value < np.log(1e-250) else float(np.exp(value))

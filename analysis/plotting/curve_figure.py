@@ -55,8 +55,18 @@ def curve_figure(
     return curves_figure([CurvePanel(fits=given, x=x, outcome=label)], beyond=beyond)
 
 
-def curves_figure(columns: list[CurvePanel], *, beyond: float = BEYOND) -> Figure:
+def curves_figure(
+    columns: list[CurvePanel],
+    *,
+    beyond: float = BEYOND,
+    styles: Mapping[str, SeriesStyle] | None = None,
+) -> Figure:
     """Return a column for each set of fits by architecture.
+
+    Args:
+        columns: In their order.
+        beyond: Factor beyond the largest run to which curves are drawn.
+        styles: By name of a fit; None: by the order of the fits.
 
     Raises:
         ValueError: If no fit has numbers.
@@ -67,7 +77,7 @@ def curves_figure(columns: list[CurvePanel], *, beyond: float = BEYOND) -> Figur
         for name, fit in column.fits.items()
     }
     usable: dict[str, LawFit] = usable_fits(everything)
-    styles = series_styles(name for column in columns for name in column.fits)
+    styles = styles or series_styles(name for column in columns for name in column.fits)
     with styled():
         figure, axes = panel_grid(len(columns))
         for i, column in enumerate(columns):

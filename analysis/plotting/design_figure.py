@@ -1,6 +1,6 @@
 """Figures of an experimental design: candidates among the runs, gain of each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,20 @@ from analysis.scaling.run_columns import size_of
 Point = tuple[float, float]
 
 
-def design_figure(design: ExperimentalDesign) -> Figure:
+def design_figure(
+    design: ExperimentalDesign, *, styles: Mapping[str, SeriesStyle] | None = None
+) -> Figure:
     """Return candidates in the plane of sizes and tokens, and interval width against hours.
 
     In the plane, larger markers remove more of the target's variance. Without tokens in the law,
     the plane has the outcome in their place, and candidates lie on its axis, at their size.
+
+    Args:
+        design: Of `next_runs`.
+        styles: By architecture; None: by the order of the laws.
     """
-    styles = series_styles(design.laws.by_name)
+    given = styles or series_styles(design.laws.by_name)
+    styles = {name: given[name] for name in design.laws.by_name}
     with styled():
         figure = new_figure(10.4, 4.9)
         plane, price = figure.subplots(1, 2)
@@ -60,7 +67,7 @@ def design_figure(design: ExperimentalDesign) -> Figure:
     return figure
 
 
-def _draw_plane(axes: Axes, design: ExperimentalDesign, styles: dict[str, SeriesStyle]) -> None:
+def _draw_plane(axes: Axes, design: ExperimentalDesign, styles: Mapping[str, SeriesStyle]) -> None:
     """Draw runs, candidates and the target over size and tokens, shaded outside the runs."""
     xs, ys = [], []
     for name, law in design.laws.by_name.items():
@@ -99,7 +106,7 @@ def _draw_plane(axes: Axes, design: ExperimentalDesign, styles: dict[str, Series
     axes.set_ylabel("Training tokens D" if any_tokens else outcome_label(design.laws.outcome))
 
 
-def _draw_price(axes: Axes, design: ExperimentalDesign, styles: dict[str, SeriesStyle]) -> None:
+def _draw_price(axes: Axes, design: ExperimentalDesign, styles: Mapping[str, SeriesStyle]) -> None:
     """Draw each candidate's interval width over its hours, and the steps of those chosen."""
     for r in design.ranked:
         look = points(styles[r.candidate.architecture], 6.5, edge=1.3)
@@ -121,7 +128,7 @@ def _draw_price(axes: Axes, design: ExperimentalDesign, styles: dict[str, Series
     log_scale(axes, "x", *margins(shown, least=1.15), show="{:g}".format)
 
 
-def _handles(design: ExperimentalDesign, styles: dict[str, SeriesStyle]) -> Sequence[Artist]:
+def _handles(design: ExperimentalDesign, styles: Mapping[str, SeriesStyle]) -> Sequence[Artist]:
     shown = {r.candidate.architecture for r in design.ranked}
     handles: list[Artist] = [
         Line2D([], [], label=f"candidate, {n}", **points(s, 8, edge=1.3, face="none"))

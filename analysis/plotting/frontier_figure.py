@@ -3,6 +3,7 @@
 They show the best architecture of each budget, too.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +34,20 @@ from analysis.plotting.style import SeriesStyle, series_styles
 from analysis.scaling.frontier import Frontier
 
 
-def frontier_figure(frontier: Frontier) -> Figure:
+def frontier_figure(
+    frontier: Frontier, *, styles: Mapping[str, SeriesStyle] | None = None
+) -> Figure:
     """Return best loss, size, tokens, and the share of draws each architecture wins, by budget.
 
     Tokens are left out where all were trained on the same, shares where nothing was drawn.
+
+    Args:
+        frontier: Of one budget.
+        styles: By architecture; None: by the order of their names.
     """
-    styles = series_styles(sorted(frontier.allocations))
+    names = sorted(frontier.allocations)
+    given = styles or series_styles(names)
+    styles = {name: given[name] for name in names}
     x, label = frontier.budgets, capital(frontier.measure.label)
     outside = {name: best.beyond > 1 + 1e-9 for name, best in frontier.allocations.items()}
     with styled():
@@ -87,7 +96,7 @@ def frontier_figure(frontier: Frontier) -> Figure:
     return figure
 
 
-def _draw_shares(axes: Axes, frontier: Frontier, styles: dict[str, SeriesStyle]) -> None:
+def _draw_shares(axes: Axes, frontier: Frontier, styles: Mapping[str, SeriesStyle]) -> None:
     """Stack the share of draws that each architecture wins; its name marks its largest share."""
     x = frontier.budgets
     shares = np.asarray([best.share for best in frontier.allocations.values()])

@@ -1,6 +1,6 @@
 """Figures of compute multipliers: one panel per cost measure and tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,12 +49,18 @@ WIDEST = 5.0
 ARROW = "arrow: the band goes on outside the panel"
 
 
-def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> Figure:
+def multipliers_figure(
+    curves: Sequence[Multipliers],
+    *,
+    size: bool = False,
+    styles: Mapping[str, SeriesStyle] | None = None,
+) -> Figure:
     """Return one panel per measure and its tokens, one colour per candidate.
 
     Args:
         curves: All of one reference; several candidates and measures.
         size: Draw the size multiplier in place of the amount multiplier.
+        styles: By architecture; None: by the order of their names.
 
     Raises:
         ValueError: If there is no curve, or references differ.
@@ -64,7 +70,7 @@ def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> 
         raise ValueError(
             f"figure: needs curves of one reference, got {sorted(references) or 'none'}"
         )
-    styles = series_styles(sorted(references | {c.candidate for c in curves}))
+    styles = styles or series_styles(sorted(references | {c.candidate for c in curves}))
     panels: dict[tuple[str, str], list[Multipliers]] = {}
     for curve in curves:
         panels.setdefault((curve.measure.name, _tokens_words(curve)), []).append(curve)
@@ -82,7 +88,15 @@ def multipliers_figure(curves: Sequence[Multipliers], *, size: bool = False) -> 
         ]
         legend_above(figure, _handles(curves, styles), most_columns=3 * n_columns)
         misfits = sorted({n for c in curves for n, f in c.fits.items() if is_misfit(f)})
-        words = (ARROW if any(leaves) else "", misfit_words(misfits))
+        outside = any(c.extrapolated.any() for c in curves)
+        words = (
+            f"shaded: an amount, or what {curves[0].reference} needs for the same"
+            f" {curves[0].outcome}, is outside the runs"
+            if outside
+            else "",
+            ARROW if any(leaves) else "",
+            misfit_words(misfits),
+        )
         lacking = lacks_bands(_shown(curve, size=size)[:2] for curve in curves)
         band_caption(figure, curves[0].level, " · ".join(filter(None, words)), lacking=lacking)
     return figure
@@ -92,7 +106,7 @@ def _draw_panel(
     axes: Axes,
     curves: Sequence[Multipliers],
     tokens: str,
-    styles: dict[str, SeriesStyle],
+    styles: Mapping[str, SeriesStyle],
     *,
     size: bool,
 ) -> bool:
@@ -176,9 +190,10 @@ def _draw_arrow(axes: Axes, x: float, edge: float, *, length: float, colour: str
     )
 
 
-def _handles(curves: Sequence[Multipliers], styles: dict[str, SeriesStyle]) -> list[Artist]:
+def _handles(curves: Sequence[Multipliers], styles: Mapping[str, SeriesStyle]) -> list[Artist]:
     reference = curves[0].reference
-    handles: list[Artist] = [curve_handle(s, n) for n, s in styles.items() if n != reference]
+    candidates = sorted({c.candidate for c in curves})
+    handles: list[Artist] = [curve_handle(styles[name], name) for name in candidates]
     handles.append(Line2D([], [], color=INK, linewidth=1, label=f"{reference}: 1"))
     if any(c.extrapolated.any() for c in curves):
         handles.append(Patch(color=OUTSIDE, label="outside the runs of either"))

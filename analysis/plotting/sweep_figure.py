@@ -123,6 +123,19 @@ def sweep_styles(runs: Runs, fits: SweepFits) -> dict[str, SeriesStyle]:
     return series_styles(fits.series[str(c)] for c in runs.table["configuration"])
 
 
+def architecture_styles(runs: Runs, fits: SweepFits) -> dict[str, SeriesStyle]:
+    """Return the look of every architecture in figures of laws, that of one of its own series.
+
+    Of several it is that of the best settings of the largest size, since laws go through the best.
+    """
+    styles = sweep_styles(runs, fits)
+    found: dict[str, SeriesStyle] = {}
+    for row in runs.table.drop_duplicates("configuration").itertuples():
+        found.setdefault(str(row.architecture), styles[fits.series[str(row.configuration)]])
+    found |= {best.architecture: styles[fits.series[best.configuration]] for best in fits.best}
+    return found | {name: styles[name] for name in found if name in styles}
+
+
 def _legend_order(
     runs: Runs,
     fits: SweepFits,

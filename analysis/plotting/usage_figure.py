@@ -26,6 +26,7 @@ from analysis.plotting.axes import GREY, caption, caption_lines, grid, log_scale
 from analysis.plotting.canvas import new_figure, styled
 from analysis.plotting.style import SeriesStyle
 from analysis.plotting.sweep_figure import sweep_styles
+from analysis.scaling.best_settings import LENGTH
 from analysis.scaling.configuration_summary import ConfigurationSummary
 from analysis.scaling.outcomes import higher_is_better, main_outcome
 from analysis.scaling.series_curves import name_series
@@ -123,7 +124,7 @@ def usage_figure(runs: Runs, fits: SweepFits, histories: pd.DataFrame) -> Figure
     """
     reports = by_parts(histories)
     x = "tokens" if len(reports) and reports["tokens"].notna().all() else "step"
-    shown = best_runs(runs, fits)
+    shown = best_runs(runs)
     every = _rows(shown, fits, usage_curves(reports, x=x))
     rows = _best_rows(every, main_outcome(shown.table))
     kept = [
@@ -184,7 +185,8 @@ def _rows(
 ) -> list[_Row]:
     """Return a row per series; where settings were tuned, a series holds the best of each size."""
     reporting = {(configuration, kind) for configuration, kind, _ in curves}
-    series = name_series(shown.table, by=fits.apart) if fits.best else fits.series
+    apart = [name for name in fits.varied if name in (*fits.apart, LENGTH)]
+    series = name_series(shown.table, by=apart) if fits.best else fits.series
     settings = {best.configuration: best.label for best in fits.best}
     kept = set(shown.table["configuration"])
     summaries = [s for s in fits.summaries if s.configuration in kept]

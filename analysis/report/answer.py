@@ -156,7 +156,8 @@ def _ranking_sentence(
     values = runs.table.set_index(runs.table["configuration"].map(series))[one.outcome]
     values = values[values.index.isin(names)]
     sizes = size_names(runs.table).unique()
-    if len(found) == 1 or len(sizes) > 1 or not values.index.is_unique:
+    # A reference of several series has no value of its own.
+    if len(found) == 1 or len(sizes) > 1 or not values.index.is_unique or names[0] not in values:
         return None
     better = higher_is_better(one.outcome)
     ranked = [f"{name} {v:.4g}" for name, v in values.sort_values(ascending=not better).items()]
@@ -228,7 +229,8 @@ def _multiplier_sentence(
             f"{unclaimed}: the law of {' and of '.join(misfits)} is a misfit (see Fitted curves)."
         )
     if curve.verdict.status not in CLAIMED:
-        return f"{unclaimed}: the laws are {_article(curve.verdict.status)} (see Multipliers)."
+        status = _article(curve.verdict.status)
+        return f"{unclaimed}: the laws that multipliers rest on are {status} (see report.html)."
     i = _last_within_runs(curve)
     if i is None:
         return None

@@ -13,6 +13,7 @@ from analysis.plotting.axes import NO_BAND, lacks_bands
 from analysis.plotting.design_figure import design_figure
 from analysis.plotting.frontier_figure import frontier_figure
 from analysis.plotting.multipliers_figure import multipliers_figure
+from analysis.plotting.style import SeriesStyle
 from analysis.report.fit_tables import laws_table
 from analysis.report.next_runs_table import next_runs_table
 from analysis.scaling.comparison import ArchitectureComparison
@@ -64,28 +65,40 @@ class ArchitectureSections:
     next_runs: Section
 
 
-def architecture_sections(comparison: ArchitectureComparison) -> ArchitectureSections:
-    """Return the sections of a comparison: its figures drawn, its numbers as text."""
+def architecture_sections(
+    comparison: ArchitectureComparison, styles: Mapping[str, SeriesStyle] | None = None
+) -> ArchitectureSections:
+    """Return the sections of a comparison: its figures drawn, its numbers as text.
+
+    Args:
+        comparison: Of `compare_architectures`.
+        styles: By architecture, as in the report's other figures; None: each figure has its own.
+    """
     laws, missing = comparison.laws, comparison.unavailable
     frontiers, design = comparison.frontiers, comparison.design
     by_name = {} if laws is None else {name: law.fit for name, law in laws.by_name.items()}
     return ArchitectureSections(
         laws=replace(laws_table(by_name), title="Laws of the architectures") if by_name else None,
-        multipliers=_multipliers_section(comparison),
+        multipliers=_multipliers_section(comparison, styles),
         frontier=Section(
-            figures={f"frontier_{f.measure.name}": frontier_figure(f) for f in frontiers[:1]},
+            figures={
+                f"frontier_{f.measure.name}": frontier_figure(f, styles=styles)
+                for f in frontiers[:1]
+            },
             table=_frontier_table(frontiers) if frontiers else None,
             missing=missing.get("frontier", ()),
         ),
         next_runs=Section(
-            figures={} if design is None else {"next_runs": design_figure(design)},
+            figures={} if design is None else {"next_runs": design_figure(design, styles=styles)},
             table=None if design is None else next_runs_table(design, rows=8),
             missing=missing.get("next_runs", ()),
         ),
     )
 
 
-def _multipliers_section(comparison: ArchitectureComparison) -> Section:
+def _multipliers_section(
+    comparison: ArchitectureComparison, styles: Mapping[str, SeriesStyle] | None
+) -> Section:
     curves = comparison.multipliers
     amounts = [c for name in AMOUNTS for c in curves if c.measure.name == name]
     sizes = [
@@ -94,9 +107,9 @@ def _multipliers_section(comparison: ArchitectureComparison) -> Section:
         for c in curves
         if comparison.has_sizes and c.measure.name == name and np.isfinite(c.size).any()
     ]
-    figures = {"multipliers": multipliers_figure(amounts)} if amounts else {}
+    figures = {"multipliers": multipliers_figure(amounts, styles=styles)} if amounts else {}
     if sizes:
-        figures["effective_size"] = multipliers_figure(sizes, size=True)
+        figures["effective_size"] = multipliers_figure(sizes, size=True, styles=styles)
     return Section(
         figures=figures,
         table=_multipliers_table(curves, sizes=bool(sizes)) if curves else None,

@@ -12,6 +12,7 @@ from analysis.formatting import Column, Table, count, flops, number, seconds
 from analysis.loading.load import Runs
 from analysis.loading.schema import PARAM_GROUPS
 from analysis.report.cells import OUTCOME_LABELS, estimate, estimate_fields, value_column
+from analysis.scaling.best_settings import LENGTH
 from analysis.scaling.configuration_summary import ConfigurationSummary
 from analysis.scaling.sweep_summary import SweepFits
 
@@ -63,7 +64,7 @@ def _interval_words(summaries: Sequence[ConfigurationSummary]) -> str:
 
 def best(fits: SweepFits) -> Table:
     """Return one row per size of which several settings were tried: the best, and its edges."""
-    names = " and ".join(name for name in fits.varied if name not in fits.apart)
+    names = " and ".join(name for name in fits.varied if name not in (*fits.apart, LENGTH))
     columns = [
         Column("architecture", lambda b: b.architecture),
         Column("size", lambda b: b.size),

@@ -11,6 +11,7 @@ from typing import Any
 from analysis.fitting.result import LawFit
 from analysis.formatting import Table
 from analysis.loading.load import Runs
+from analysis.plotting.sweep_figure import architecture_styles
 from analysis.report.advice import advice
 from analysis.report.answer import SweepAnswer, sweep_answer
 from analysis.report.architectures import ArchitectureSections, architecture_sections
@@ -111,9 +112,8 @@ def report_contents(
         spent: What the sweep has cost, in a sentence.
         progress: Called with a line before each long part.
     """
-    best = best_runs(runs, fits)
-    comparison = compare_architectures(best, fits, trials=trials, progress=progress)
-    answer = sweep_answer(best, fits, comparison)
+    comparison = compare_architectures(runs, fits, trials=trials, progress=progress)
+    answer = sweep_answer(best_runs(runs), fits, comparison)
     sweep = runs.sweep or ", ".join(sorted(set(runs.table["sweep"].astype(str)))) or "no sweep"
     return ReportContents(
         runs=runs,
@@ -122,7 +122,7 @@ def report_contents(
         answer=answer,
         advice=advice(answer, fits, comparison, sweep=sweep, excluded=runs.excluded),
         comparison=comparison,
-        compared=architecture_sections(comparison),
+        compared=architecture_sections(comparison, architecture_styles(runs, fits)),
         differences=differences_table(answer.differences, fits),
         trends=trends_table(answer.trends, fits),
         laws=dict(laws or {}),

@@ -15,6 +15,7 @@ from analysis.report.cells import (
 from analysis.report.comparison_table import corrected_note
 from analysis.report.configuration_tables import untuned
 from analysis.scaling.cost_measures import CostMeasure
+from analysis.scaling.counterparts import TIMED
 from analysis.scaling.equal_cost import CostDifference, EqualCost
 from analysis.scaling.memory_trend import MemoryTrend
 from analysis.scaling.sweep_summary import SweepFits
@@ -58,6 +59,14 @@ def differences_table(found: EqualCost, fits: SweepFits) -> Table:
                 if any(d.interpolated for d in found.differences)
                 else []
             ),
+            *(
+                [
+                    "matched: timed when the sweep was planned, not while it ran; each ratio is in"
+                    " sweep.step_times.json"
+                ]
+                if any(d.measure in TIMED for d in found.differences)
+                else []
+            ),
             *untuned(fits),
             *notes,
         ]
@@ -97,8 +106,10 @@ def trends_table(trends: Sequence[MemoryTrend], fits: SweepFits) -> Table:
     if not trends:
         return Table.of("Memory size at a fixed preset", (), columns, ())
     outcome = OUTCOME_LABELS.get(trends[0].outcome, trends[0].outcome)
+    solved = sorted({name for t in trends for name in t.solved})
+    but = f" but for {', '.join(solved)}, which match solved for" if solved else ""
     notes = [
-        f"{outcome}: slope over log2 of memory parameters at equal preset and tokens;"
+        f"{outcome}: slope over log2 of memory parameters at equal preset and tokens{but};"
         f" {fits.level:.0%} intervals of Student's t over seeds, each with a slope of its own, hold"
         " what a line misses, too",
         corrected_note(sum(t.p_holm is not None for t in trends)),
@@ -121,6 +132,7 @@ def _told_apart_columns(estimate_of: Callable[[Any], MeanEstimate]) -> list[Colu
 
 def amount_text(measure: CostMeasure, value: float) -> str:
     """Return an amount of a cost measure with its unit: `8.1e+11 FLOPs`."""
-    units = {"flops": " FLOPs", "seconds": " s", "bytes_moved": " B", "base": " tokens"}
-    show = {"flops": flops, "seconds": seconds}.get(measure.name, count)
-    return f"{show(value)}{units.get(measure.name, '')}"
+    units = {"training_flops": " FLOPs", "train_seconds": " s", "bytes_read_per_token": " B"}
+    units["training_tokens"] = " tokens"
+    show = {"training_flops": flops, "train_seconds": seconds}.get(measure.column, count)
+    return f"{show(value)}{units.get(measure.column, '')}"

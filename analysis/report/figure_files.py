@@ -20,7 +20,7 @@ from analysis.plotting.curve_figure import CurvePanel, curves_figure
 from analysis.plotting.draw import draw
 from analysis.plotting.fit_panels import LABELS, outcome_label
 from analysis.plotting.heat_map_figure import heat_map_figure, heat_maps
-from analysis.plotting.sweep_figure import sweep_figure
+from analysis.plotting.sweep_figure import sweep_figure, sweep_styles
 from analysis.plotting.table_reads_figure import table_reads_figure
 from analysis.plotting.usage_figure import usage_figure
 from analysis.report.architectures import FIGURE_STEMS
@@ -97,7 +97,7 @@ def sweep_figures(runs: Runs, fits: SweepFits) -> dict[str, Maker]:
     Those of curves take longest and come first: processes that share the figures then end together.
     """
     return {
-        **_curve_figures(fits),
+        **_curve_figures(runs, fits),
         FIGURE_STEM: lambda: _sweep_figure(runs, fits),
         USAGE_STEM: lambda: _usage_figure(runs, fits),
         HEAT_MAP_STEM: lambda: _heat_map_figure(runs, fits),
@@ -155,9 +155,10 @@ def _heat_map_figure(runs: Runs, fits: SweepFits) -> Any:
     return heat_map_figure(maps, outcome) if maps and outcome else None
 
 
-def _curve_figures(fits: SweepFits) -> dict[str, Maker]:
+def _curve_figures(runs: Runs, fits: SweepFits) -> dict[str, Maker]:
     """Return a figure per outcome, with a column for every size that some curve was fitted to."""
     figures: dict[str, Maker] = {}
+    styles = sweep_styles(runs, fits)
     for outcome in dict.fromkeys(c.spec.outcome for c in fits.curves):
         label = outcome_label(outcome)
         columns: dict[tuple[str, str], dict[str, LawFit]] = {}
@@ -176,7 +177,7 @@ def _curve_figures(fits: SweepFits) -> dict[str, Maker]:
             if any(fit.usable for fit in by_series.values())
         ]
         if panels:
-            figures[f"{FITS_STEM}_{outcome}"] = partial(curves_figure, panels)
+            figures[f"{FITS_STEM}_{outcome}"] = partial(curves_figure, panels, styles=styles)
     return figures
 
 

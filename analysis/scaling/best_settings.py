@@ -10,6 +10,9 @@ from analysis.loading.schema import OUTCOMES
 from analysis.scaling.outcomes import higher_is_better
 from orchestrator.records.varied_settings import MATCH, SIZES, setting_label, setting_text
 
+LENGTH = "train.tokens"
+"""Training length: never chosen between, since the longest is best and laws need every length."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BestSetting:
@@ -17,7 +20,7 @@ class BestSetting:
 
     architecture: str
     size: str
-    """Preset, or the dimensions of the model."""
+    """Preset, or the dimensions of the model; with the training length where that varies."""
     outcome: str
     configuration: str
     label: str
@@ -37,17 +40,16 @@ def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting
 
     Args:
         table: Of `Runs`.
-        names: Settings that vary beside size; `settings_apart` are never chosen between.
+        names: Settings that vary beside size; `chosen_between` says which of them are tuned.
     """
-    if _outcome(table) is None:
+    tuned = chosen_between(table, names)
+    if _outcome(table) is None or not tuned:
         return []
-    apart = settings_apart(table, names)
-    tuned = [name for name in names if name not in apart]
-    if not tuned:
-        return []
+    apart = [name for name in names if name not in tuned]
     rows, outcome = _ranked(table.assign(size=size_names(table)))
     # By size; within a size still the best first.
-    rows = rows.sort_values(["architecture", "total_params"], kind="stable")
+    lengths = [name for name in names if name == LENGTH]
+    rows = rows.sort_values(["architecture", "total_params", *lengths], kind="stable")
     found = []
     for (architecture, size, *_), group in rows.groupby(
         ["architecture", "size", *apart], sort=False, dropna=False
@@ -70,6 +72,17 @@ def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting
             )
         )
     return found
+
+
+def chosen_between(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Return the settings of whose values the best is taken: all but `settings_apart` and LENGTH.
+
+    Args:
+        table: Of `Runs`.
+        names: Settings that vary beside size.
+    """
+    apart = settings_apart(table, names)
+    return [name for name in names if name not in (*apart, LENGTH)]
 
 
 def settings_apart(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
@@ -122,7 +135,7 @@ def tuned_settings(table: pd.DataFrame, names: Sequence[str]) -> dict[str, dict[
     Returns:
         Architecture to setting to the largest number of values at one size; 1 was not varied.
     """
-    tuned = [name for name in names if name.startswith("train.") and name != "train.tokens"]
+    tuned = [name for name in names if name.startswith("train.") and name != LENGTH]
     if not tuned or not len(table):
         return {}
     rows = table.assign(size=size_names(table))

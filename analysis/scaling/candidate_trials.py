@@ -9,19 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 
-from analysis.formatting import count
+from analysis.formatting import count, some_of
 from analysis.laws.registry import law_named
 from analysis.loading.schema import setting
 from analysis.scaling.architecture_laws import ArchitectureLaws
+from analysis.scaling.best_settings import LENGTH, chosen_between, size_names
 from analysis.scaling.design_candidate import Candidate
 from analysis.scaling.design_result import ExperimentalDesign
 from analysis.scaling.design_targets import LossAt, Target, parse_target
 from analysis.scaling.experimental_design import next_runs
 from analysis.scaling.run_columns import SIZE_INPUTS
 from analysis.scaling.seed_noise import seeds_known
+from analysis.scaling.series_curves import varied_in
 from analysis.scaling.sweep_laws import fit_sweep_laws
+from analysis.scaling.sweep_summary import best_rows
 from orchestrator.records.varied_settings import flat_settings, setting_label, varied_settings
 
 OTHER_LAWS = ("kaplan", "farseer")
@@ -55,6 +59,8 @@ def propose(
 ) -> ExperimentalDesign:
     """Return which trials to run next, for the runs of a sweep.
 
+    Laws go through the best settings of every size, as in a report.
+
     Args:
         table: Of `analysis.load`.
         trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`), of any sweep file.
@@ -65,17 +71,11 @@ def propose(
     Raises:
         ValueError: If nothing can be said; the message says why and what to do.
     """
-    laws = fit_sweep_laws(table, outcome=outcome, law=law, hold_out=False)
-
-    def others() -> list[ArchitectureLaws]:
-        return [] if law else _other_laws(table, laws, outcome)
-
-    return propose_from(laws, table, trials, others=others, **options)
+    laws = fit_sweep_laws(best_rows(table), outcome=outcome, law=law, hold_out=False)
+    return propose_from(laws, table, trials, average=law is None, **options)
 
 
-def _other_laws(
-    table: pd.DataFrame, laws: ArchitectureLaws, outcome: str
-) -> list[ArchitectureLaws]:
+def _other_laws(table: pd.DataFrame, laws: ArchitectureLaws) -> list[ArchitectureLaws]:
     """Return fits of the other laws of the same inputs, to average over."""
     first = next(iter(laws.by_name.values())).curve.law
     found = []
@@ -83,7 +83,7 @@ def _other_laws(
         if law_named(name).inputs != first.inputs or name == first.name:
             continue
         try:
-            fit = fit_sweep_laws(table, outcome=outcome, law=name, hold_out=False, n_draws=0)
+            fit = fit_sweep_laws(table, outcome=laws.outcome, law=name, hold_out=False, n_draws=0)
         except ValueError:
             # No architecture has enough runs for it.
             continue
@@ -98,20 +98,19 @@ def propose_from(
     *,
     target: str | None = None,
     extra_seeds: int = 1,
-    others: Callable[[], Sequence[ArchitectureLaws]] = tuple,
+    average: bool = True,
     **options: Any,
 ) -> ExperimentalDesign:
     """Return what `propose` does, for laws that are fitted already.
 
     Args:
-        laws: Of the table's runs.
+        laws: Of the table's best runs (`best_rows`).
         table: Of `analysis.load`.
         trials: Planned ones.
         target: As `parse_target`; None is the loss of the best architecture at ten times its
             largest run.
         extra_seeds: Further seeds that each finished configuration may get.
-        others: Fits other laws to the same runs, to average over. Called once all that may be wrong
-            is checked, because it takes longer.
+        average: Whether to average over other laws of the same inputs, too.
         options: n_runs, gpu_hours, far, worth and by of `next_runs`.
 
     Raises:
@@ -124,7 +123,9 @@ def propose_from(
             " name a sweep file with other trials (--candidates more.yaml)"
         )
     wanted = parse_target(target, laws) if target else default_target(laws)
-    design = next_runs(laws, candidates, wanted, others=others(), **options)
+    # Last, once all that may be wrong is checked, because it takes longer.
+    others = _other_laws(best_rows(table), laws) if average else ()
+    design = next_runs(laws, candidates, wanted, others=others, **options)
     left_out = [f"{name} is left out: {why}" for name, why in laws.left_out.items()]
     return replace(design, notes=(*design.notes, *left_out, *notes))
 
@@ -135,12 +136,13 @@ def candidates_of(
     """Return the candidates among planned trials, and why the other configurations are none.
 
     A configuration that is not done is one candidate, all its seeds together. One that is done has
-    a candidate for each further seed.
+    a candidate for each further seed. One whose settings were worse than others has none, for laws
+    go through the best.
 
     Args:
         trials: Planned ones.
         laws: What they would be compared with.
-        table: The runs that the laws were fitted to.
+        table: Of `analysis.load`.
         extra_seeds: Further seeds that a finished configuration may get.
     """
     done = set(table["trial_id"]) if "trial_id" in table else set()
@@ -155,6 +157,7 @@ def candidates_of(
     runs_on_gpu = _on_gpu(table)
     unit: Unit = "GPU-hours" if any(_gpus(t, runs_on_gpu) for t in trials) else "core-hours"
     names = _names({key: members[0].spec for key, members in configurations.items()})
+    worse = _worse_settings(table)
     for key, members in configurations.items():
         there = [t for t in members if t.spec.trial_id in done]
         todo = [t for t in members if t.to_train and t.spec.trial_id not in done]
@@ -162,6 +165,7 @@ def candidates_of(
         why = _not_comparable(first, laws, table)
         if not why and not todo:
             why = _no_further_seed(there, known=known, extra_seeds=extra_seeds)
+        why = why or worse(first)
         if why:
             notes[why] += 1
             continue
@@ -258,6 +262,44 @@ def _not_comparable(spec: Any, laws: ArchitectureLaws, table: pd.DataFrame) -> s
     if fixed and spec.accounting.get(tokens) not in set(table[tokens]):
         return f"other tokens than the runs, and the law {law.name} knows none"
     return None
+
+
+def _worse_settings(table: pd.DataFrame) -> Callable[[Any], str | None]:
+    """Return what says of a trial's spec why its settings are worse than others, None if not.
+
+    They are if the runs nearest in size and length tried them and others were better there.
+    """
+    varied = varied_in(table) if len(table) else ()
+    tuned = chosen_between(table, varied)
+    if not tuned:
+        return lambda spec: None
+    rows = table.drop_duplicates("configuration")
+    places = size_names(rows)
+    if LENGTH in varied:
+        places = places + " " + rows[LENGTH].astype(str)
+    cells = [dict(zip(tuned, row, strict=True)) for row in rows[tuned].itertuples(index=False)]
+    tried = pd.Series([_label(row, tuned) for row in cells], index=rows.index)
+    is_best = rows["configuration"].isin(best_rows(table)["configuration"])
+    axes = [column for column in ("total_params", "training_tokens") if column in rows]
+
+    def why(spec: Any) -> str | None:
+        mine = rows[rows["architecture"] == spec.architecture]
+        here = np.asarray([spec.accounting[column] for column in axes], dtype=np.float64)
+        distances = np.abs(np.log(mine[axes].to_numpy(dtype=np.float64) / here)).sum(axis=1)
+        nearest = mine.index[int(distances.argmin())]
+        there = mine.index[places[mine.index] == places[nearest]]
+        alike = there[tried[there] == _label(flat_settings(spec), tuned)]
+        if alike.empty or is_best[alike].any():
+            return None
+        return f"{some_of(tuned)} worse than another at the nearest size"
+
+    return why
+
+
+def _label(settings: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return the named settings of a table's row or of a spec in one text for both."""
+    cells = {name: setting(settings[name]) for name in names if name in settings}
+    return setting_label({n: v for n, v in cells.items() if v is not None and v == v}, names)
 
 
 def _on_gpu(table: pd.DataFrame) -> bool:

@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from analysis.loading.load import Runs
 from analysis.scaling.architecture_laws import ArchitectureLaws
+from analysis.scaling.best_settings import LENGTH
 from analysis.scaling.candidate_trials import propose_from
 from analysis.scaling.compute_multiplier import Multipliers, multipliers
 from analysis.scaling.cost_measures import COST_MEASURES, why_rough
 from analysis.scaling.design_result import ExperimentalDesign
 from analysis.scaling.frontier import Frontier, frontier
 from analysis.scaling.measured_cost import why_not_rising
-from analysis.scaling.series_curves import name_series
+from analysis.scaling.series_curves import name_series, varied_in
 from analysis.scaling.sweep_laws import fit_sweep_laws
-from analysis.scaling.sweep_summary import SweepFits
+from analysis.scaling.sweep_summary import SweepFits, best_runs
 
 MEASURES = ("flops", "seconds", "bytes_moved", "stored_bytes", "active_params")
 """Cost measures that are held equal, those that a table has."""
@@ -71,12 +73,14 @@ def compare_architectures(
     """Return the comparison of a sweep's architectures.
 
     Args:
-        runs: Of `analysis.load`.
+        runs: Of `analysis.load`. Where several settings were tried, the best of every size are
+            compared.
         fits: Of `analysis.fit_sweep`: its baseline is the reference of multipliers, its seed that
             of the draws.
         trials: Planned ones (`orchestrator.planning.pricing.PlannedTrial`) to choose next runs of.
         progress: Called with a line before each long part.
     """
+    every, runs = runs.table, best_runs(runs)
     table = runs.table
     n = table["architecture"].astype(str).nunique() if len(table) else 0
     progress(f"laws of {n} {'architecture' if n == 1 else 'architectures'}")
@@ -96,7 +100,7 @@ def compare_architectures(
     no_cost = _no_cost(laws, runs, fits)
     curves, no_multipliers = _all_multipliers(laws, fits.baseline, runs, no_cost, progress)
     frontiers, no_frontier = _frontiers(laws, no_cost, progress)
-    design, no_design = _design(laws, runs, trials, progress)
+    design, no_design = _design(laws, every, trials, progress, sweep=runs.sweep)
     left_out = tuple(f"Without {name}: {why}." for name, why in laws.left_out.items())
     pooled = _pooled(runs)
     return ArchitectureComparison(
@@ -183,18 +187,23 @@ def _frontiers(
 
 
 def _design(
-    laws: ArchitectureLaws, runs: Runs, trials: Sequence[Any], progress: Progress
+    laws: ArchitectureLaws,
+    table: pd.DataFrame,
+    trials: Sequence[Any],
+    progress: Progress,
+    *,
+    sweep: str | None,
 ) -> tuple[ExperimentalDesign | None, tuple[str, ...]]:
     """Return the next runs among planned trials, or why there are none."""
     if not trials:
         return None, (
             "Nothing to choose from: the trials of the sweep are not known where this page was"
-            f" made. `memscale next {runs.sweep or 'SWEEP'} --candidates more.yaml` chooses among"
+            f" made. `memscale next {sweep or 'SWEEP'} --candidates more.yaml` chooses among"
             " those of any sweep file.",
         )
     progress("next runs")
     try:
-        return propose_from(laws, runs.table, trials, n_runs=N_NEXT_RUNS), ()
+        return propose_from(laws, table, trials, n_runs=N_NEXT_RUNS), ()
     except ValueError as error:
         return None, (f"None can be named: {error}.",)
 
@@ -232,8 +241,11 @@ def _no_cost(laws: ArchitectureLaws, runs: Runs, fits: SweepFits) -> dict[str, s
 
 def _pooled(runs: Runs) -> tuple[str, ...]:
     """Say which architectures have one law here and several curves elsewhere in the report."""
+    varied = varied_in(runs.table)
+    # Laws know the training length, so to have several is no pooling.
+    by = [name for name in varied if name != LENGTH] if LENGTH in varied else None
     settings: dict[str, set[str]] = {}
-    for name in name_series(runs.table).values():
+    for name in name_series(runs.table, by=by).values():
         architecture, _, setting = name.partition(" (")
         settings.setdefault(architecture, set()).add(setting.removesuffix(")"))
     return tuple(

@@ -67,7 +67,9 @@ class Multipliers:
     candidate_beyond: Array
     """Factor by which the candidate's point lies outside its runs; 1 inside."""
     reference_beyond: Array
-    """The same of the reference's points, at x' and for the size multiplier at x."""
+    """The same of the reference's points, at x' and for the size multiplier at x.
+
+    Infinite where it has no x'."""
     refusals: Mapping[int, str]
     level: float
     fits: Mapping[str, LawFit]
@@ -198,9 +200,13 @@ def multipliers(
         **_bands(laws, candidate, reference, held, x, D, refused),
         candidate_beyond=beyond(curves[candidate], held, point.at_x),
         # The size compares with the reference at the same amount, too.
-        reference_beyond=np.fmax(
-            beyond(curves[reference], held, point.at_loss),
-            beyond(curves[reference], held, point.reference_at_x),
+        reference_beyond=np.where(
+            refused,
+            np.inf,
+            np.fmax(
+                beyond(curves[reference], held, point.at_loss),
+                beyond(curves[reference], held, point.reference_at_x),
+            ),
         ),
         refusals={
             int(i): _refusal(laws, candidate, reference, held, point, int(i))

@@ -1,8 +1,9 @@
 """Configurations of a sweep: what each took and reached, over seeds."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
 from analysis.scaling.run_columns import COLUMNS
+from orchestrator.records.varied_settings import MATCH
 
 Array = NDArray[np.float64]
 
@@ -42,6 +44,20 @@ class Configuration:
     params: float
     """NaN where the table has no column of sizes."""
     memory: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Of model and training, by their names in a sweep file; None is left out."""
+    match: Mapping[str, str] = field(default_factory=dict)
+    """What `match` held equal, and what it solved for: `{step_time: dense, solve: d_ff}`."""
+
+    @property
+    def solved_tokens(self) -> bool:
+        """Whether `match` chose its tokens."""
+        return self.match.get("solve") == "tokens"
+
+    @property
+    def solved_model(self) -> bool:
+        """Whether `match` chose a field of its model, which then is not that of its preset."""
+        return "solve" in self.match and not self.solved_tokens
 
 
 def read_configurations(
@@ -76,9 +92,20 @@ def read_configurations(
                 taken={c: v[name].to_numpy(dtype=np.float64) for c, v in taken.items()},
                 params=float(row[size]) if pd.notna(row.get(size)) else math.nan,
                 memory=float(row[memory]) if pd.notna(row.get(memory)) else 0.0,
+                settings=_written(row, ("model.", "train.")),
+                match={k.removeprefix(MATCH): str(v) for k, v in _written(row, MATCH).items()},
             )
         )
     return found
+
+
+def _written(row: Mapping[Hashable, Any], prefix: str | tuple[str, ...]) -> dict[str, Any]:
+    """Return the cells of a row that have a value and whose column begins with a prefix."""
+    return {
+        str(name): value
+        for name, value in row.items()
+        if str(name).startswith(prefix) and value is not None and value == value
+    }
 
 
 def plainest_series(every: Sequence[Configuration], reference: str) -> list[Configuration]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from analysis.scaling.configuration_costs import BASE, Configuration
 from analysis.scaling.cost_measures import CostMeasure
+from analysis.scaling.counterparts import TIMED, counterpart, is_counterpart
 from analysis.scaling.equal_compute import FLOP_TOLERANCE
 
 Array = NDArray[np.float64]
@@ -25,6 +26,8 @@ class CostMatch:
     amount: float
     error: float
     """Of the interpolation, in the units of the outcome."""
+    by_match: bool = False
+    """Whether `match` in the sweep file made the two equal."""
 
 
 def match_cost(
@@ -32,9 +35,18 @@ def match_cost(
 ) -> CostMatch | None:
     """Return what of the reference costs as much as a configuration, None without a match."""
     column, amount = measure.column, one.costs[measure.column]
+    if measure in TIMED:
+        made = counterpart(one, there, measure)
+        if made is None:
+            return None
+        return CostMatch(weights={made.name: 1.0}, amount=amount, error=0.0, by_match=True)
     if measure == BASE:
-        same = [c for c in there if c.preset == one.preset and c.tokens == one.tokens]
-        if not same or one.preset is None:
+        same = [
+            c
+            for c in there
+            if c.preset == one.preset and c.tokens == one.tokens and not c.solved_model
+        ]
+        if not same or one.preset is None or one.solved_model:
             return None
         return CostMatch(weights={same[0].name: 1.0}, amount=amount, error=0.0)
     same_tokens = sorted(
@@ -46,10 +58,15 @@ def match_cost(
         if abs(math.log(amount / c.costs[column])) <= math.log1p(FLOP_TOLERANCE)
     ]
     if equal:
-        # Of several the one of the same tokens, then of the same FLOPs: small models take equal
-        # seconds whatever their size.
-        best = min(equal, key=lambda c: (c.tokens != one.tokens, _gap(c, one), c.name))
-        return CostMatch(weights={best.name: 1.0}, amount=amount, error=0.0)
+        # Of several the one that `match` made equal, of the same tokens, then of the same FLOPs:
+        # small models take equal seconds whatever their size.
+        made_equal = {c.name for c in equal if is_counterpart(one, c, measure)}
+        best = min(
+            equal,
+            key=lambda c: (c.name not in made_equal, c.tokens != one.tokens, _gap(c, one), c.name),
+        )
+        by_match = best.name in made_equal
+        return CostMatch(weights={best.name: 1.0}, amount=amount, error=0.0, by_match=by_match)
     x = np.log([c.costs[column] for c in same_tokens])
     if len(x) < FEWEST_SIZES or np.diff(x).min() <= 1e-9:
         return None

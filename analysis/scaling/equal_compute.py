@@ -207,18 +207,36 @@ def _partner(
     )
     if gap(best) > FLOP_TOLERANCE:
         why = f"nearest {best.architecture} run differs by {gap(best):.0%} in training FLOPs"
-        return None, f"{label}: {why}; {_advice(mine, best.architecture)}"
+        return None, f"{label}: {why}; {_advice(mine, settings[best.configuration])}"
     return best, ""
 
 
-def _advice(settings: Mapping[Hashable, Any], baseline: str) -> str:
-    """Return what gives a configuration a partner, by what its training FLOPs were matched to."""
-    counterpart = settings.get(f"{MATCH}training_flops")
-    if counterpart is None or pd.isna(counterpart):
-        return "use match: {training_flops: …}"
-    if counterpart == baseline:
+def _advice(mine: Mapping[Hashable, Any], theirs: Mapping[Hashable, Any]) -> str:
+    """Return what gives a configuration a partner, by what `match` made equal to what.
+
+    Args:
+        mine: Cells of the configuration.
+        theirs: Those of the baseline's configuration that is nearest in FLOPs.
+    """
+    held, to_mine = _held(mine), _held(theirs)
+    counterpart = held.get("training_flops", to_mine.get("training_flops"))
+    if counterpart in (theirs["architecture"], mine["architecture"]):
         return "its match is not trained yet, or excluded"
-    return f"its match is {counterpart}"
+    if counterpart is not None:
+        return f"its match is {counterpart}"
+    others = [*held, *(key for key, value in to_mine.items() if value == mine["architecture"])]
+    if others:
+        return f"match held {others[0]} equal, not training_flops"
+    return "use match: {training_flops: …}"
+
+
+def _held(settings: Mapping[Hashable, Any]) -> dict[str, Any]:
+    """Return what `match` held equal in a configuration, and to what."""
+    return {
+        str(name).removeprefix(MATCH): value
+        for name, value in settings.items()
+        if str(name).startswith(MATCH) and name != f"{MATCH}solve" and not pd.isna(value)
+    }
 
 
 def _differing(

@@ -8,6 +8,9 @@ in ln(cost) between its nearest sizes, and never extrapolated. All of it is line
 seeds, so intervals and p-values are those of a linear contrast. They hold the noise of seeds, and
 an estimate of the interpolation's error; no fitted law enters.
 
+What `match` in a sweep file held equal is compared first, step times among it. Those have no
+column: each configuration is compared with the counterpart that `match` named.
+
 They do not hold the noise of the cost itself. FLOPs and bytes are counted, and have none. Seconds
 are measured: where they do not follow size nothing is compared at equal seconds.
 """
@@ -31,6 +34,7 @@ from analysis.scaling.configuration_costs import (
 )
 from analysis.scaling.cost_match import CostMatch, match_cost
 from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
+from analysis.scaling.counterparts import QUANTITIES, TIMED, held_to, is_counterpart
 from analysis.scaling.measured_cost import that_follow_size
 from analysis.scaling.outcomes import main_outcome, told_apart
 
@@ -38,6 +42,9 @@ Array = NDArray[np.float64]
 
 MEASURES = ("flops", "seconds", "bytes_moved", "total_params")
 """Cost measures that are held equal, those whose column the table has."""
+
+TABLE_ORDER = ("flops", "step_time", "training_time", "active_params", BASE.name, *MEASURES[1:])
+"""Of cost measures that a sweep held equal for as many architectures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +70,8 @@ class CostDifference:
     """Its cost."""
     p_holm: float | None = None
     """p-value of `mean`, corrected for all of a sweep's comparisons; None without one."""
+    by_match: bool = False
+    """Whether `match` in the sweep file made any of the sizes equal to the reference."""
     level: float = 0.95
 
     @property
@@ -118,27 +127,75 @@ def equal_cost(
             candidates.setdefault(one.series, []).append(one)
     found: dict[str, list[CostDifference]] = {}
     unmatched = []
-    for measure in (*(COST_MEASURES[name] for name in MEASURES), BASE):
+    of_reference = [c for c in every if c.architecture == reference]
+    for measure in (*_measures(every), BASE):
         if measure.column not in table or table[measure.column].isna().any():
             continue
         compared = list(candidates) if measure != BASE else _added_to_presets(candidates, found)
+        pool = theirs
+        if measure in TIMED:
+            pool = of_reference
+            compared = [
+                name
+                for name, members in candidates.items()
+                if members[0].architecture != reference
+                and any(_was_matched(c, of_reference, measure) for c in members)
+            ]
         if measure.name in MEASURED:
             compared, refused = that_follow_size(measure, reference, theirs, candidates)
             unmatched += refused
-        pairs = {n: _compare(candidates[n], theirs, measure, outcome, level) for n in compared}
+        pairs = {n: _compare(candidates[n], pool, measure, outcome, level) for n in compared}
         found[measure.name] = [d for d in pairs.values() if d is not None]
         without = [name for name, pair in pairs.items() if pair is None]
-        if without and measure != BASE:
+        if without and measure in TIMED:
+            unmatched.append(
+                f"at equal {measure.label} nothing is compared with {some_of(without)}: the"
+                f" {reference} runs that match names are not trained yet, or excluded"
+            )
+        elif without and measure != BASE:
             unmatched.append(
                 f"at equal {measure.label} no {reference} runs on the same data on both sides of"
-                f" the cost of {some_of(without)}; add larger or smaller ones, or use match"
+                f" the cost of {some_of(without)}; {_what_to_add(every)}"
             )
-    # First what the sweep held equal for most, then costs that it did not.
-    held = sorted(("flops", BASE.name), key=lambda name: -len(found.get(name, ())))
-    differences = [d for name in (*held, *MEASURES[1:]) for d in found.get(name, ())]
+    differences = [d for name in _in_order(found) for d in found.get(name, ())]
     corrected = holm_corrected([d.mean for d in differences])
     differences = [replace(d, p_holm=p) for d, p in zip(differences, corrected, strict=True)]
     return EqualCost(outcome=outcome, differences=differences, unmatched=unmatched)
+
+
+def _measures(every: Sequence[Configuration]) -> list[CostMeasure]:
+    """Return `MEASURES`, and what else `match` held equal."""
+    further = (COST_MEASURES["active_params"], *TIMED)
+    held = [m for m in further if any(held_to(c, m) is not None for c in every)]
+    return [*(COST_MEASURES[name] for name in MEASURES), *held]
+
+
+def _was_matched(
+    one: Configuration, of_reference: Sequence[Configuration], measure: CostMeasure
+) -> bool:
+    """Whether `match` made it equal to the reference, trained or not, or the reference to it."""
+    named = {c.architecture for c in of_reference}
+    return held_to(one, measure) in named or any(
+        is_counterpart(one, c, measure) for c in of_reference
+    )
+
+
+def _in_order(found: Mapping[str, Sequence[CostDifference]]) -> list[str]:
+    """Return the cost measures, first what the sweep held equal for most."""
+    by_match = {name: sum(d.by_match for d in found.get(name, ())) for name in QUANTITIES}
+    held = {**by_match, BASE.name: len(found.get(BASE.name, ()))}
+    if not any(n for name, n in by_match.items() if name != "flops"):
+        # Equal FLOPs without `match`, as of an isoFLOP profile, are held equal, too.
+        held["flops"] = len(found.get("flops", ()))
+    return sorted(TABLE_ORDER, key=lambda name: (-held.get(name, 0), name == BASE.name))
+
+
+def _what_to_add(every: Sequence[Configuration]) -> str:
+    """Return what gives a configuration a match, by what `match` held equal already."""
+    held = sorted({key for c in every for key in c.match if key != "solve"})
+    if not held:
+        return "add larger or smaller ones, or use match"
+    return f"add larger or smaller ones (match held {', '.join(held)} equal)"
 
 
 def _added_to_presets(
@@ -181,12 +238,15 @@ def _compare(
         terms = [(weight, values[name]) for name, weight in weights.items()]
         return contrast_of_means(terms, level=level, extra_sd=error)
 
+    # The counterparts of `match` may be of any series.
+    used = {name for match in matches.values() for name in match.weights}
+    series = {c.series for c in theirs if c.name in used}
     flops_of = {c.name: c.costs.get("training_flops", 0.0) for c in mine}
     largest = max(matches, key=lambda name: (matches[name].amount, flops_of[name]))
     return CostDifference(
         measure=measure,
         candidate=mine[0].series,
-        reference=theirs[0].series,
+        reference=series.pop() if len(series) == 1 else theirs[0].architecture,
         outcome=outcome,
         n_sizes=len(matches),
         n_unmatched=len(mine) - len(matches),
@@ -194,5 +254,6 @@ def _compare(
         mean=difference(list(matches)),
         largest=difference([largest]),
         largest_amount=matches[largest].amount,
+        by_match=any(m.by_match for m in matches.values()),
         level=level,
     )

@@ -20,6 +20,7 @@ from analysis.scaling.best_settings import best_of_every_size, size_names
 from analysis.scaling.configuration_costs import TOKENS
 from analysis.scaling.outcomes import main_outcome, told_apart
 from analysis.scaling.series_curves import FEWEST_TABLES
+from orchestrator.records.varied_settings import MATCH
 
 MEMORY = "memory_params"
 
@@ -37,6 +38,8 @@ class MemoryTrend:
     n_sizes: int
     per_doubling: MeanEstimate
     """Change of the outcome, in its units, by twice as many memory parameters."""
+    solved: tuple[str, ...] = ()
+    """Fields of the model that `match` solved for, so they are not the preset's."""
     p_holm: float | None = None
     """p-value of no change, corrected for all trends of a sweep; None without one."""
     level: float = 0.95
@@ -114,6 +117,7 @@ def _trend(
     x = np.log2(params.to_numpy(dtype=np.float64))
     slope = slope_weights(x)
     sd, freedom = sd_about_line(x, values)
+    solved = set(rows[f"{MATCH}solve"].dropna()) if f"{MATCH}solve" in rows else set()
     return MemoryTrend(
         architecture=architecture,
         preset=preset,
@@ -127,6 +131,7 @@ def _trend(
             extra_sd=sd * float(np.sqrt(slope @ slope)),
             extra_freedom=freedom,
         ),
+        solved=tuple(sorted(solved - {"tokens"})),
         level=level,
     )
 

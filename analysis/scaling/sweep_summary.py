@@ -17,6 +17,7 @@ from analysis.scaling.best_settings import (
     BestSetting,
     best_of_every_size,
     best_settings,
+    chosen_between,
     settings_apart,
     tuned_settings,
 )
@@ -166,12 +167,19 @@ def _check_given(runs: Runs, baseline: str | None) -> None:
         raise ValueError(f"baseline: no runs of {baseline!r}; there are {', '.join(there)}")
 
 
-def best_runs(runs: Runs, fits: SweepFits) -> Runs:
-    """Return the runs that architectures are compared by: of every size the best settings."""
-    if not fits.best:
-        return runs
-    series = name_series(runs.table, by=fits.apart)
-    return replace(runs, table=best_of_every_size(runs.table, series))
+def best_runs(runs: Runs) -> Runs:
+    """Return the runs that architectures are compared by: those of `best_rows`."""
+    return replace(runs, table=best_rows(runs.table))
+
+
+def best_rows(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of the best settings of every size and training length."""
+    varied = varied_in(table) if len(table) else ()
+    tuned = chosen_between(table, varied)
+    if not tuned:
+        return table
+    series = name_series(table, by=[name for name in varied if name not in tuned])
+    return best_of_every_size(table, series)
 
 
 def default_baseline(table: pd.DataFrame) -> str:

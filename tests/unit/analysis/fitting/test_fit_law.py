@@ -8,7 +8,7 @@ from analysis.fitting.objective import SQUARES, Objective
 from analysis.fitting.result import FitStatus
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED
-from analysis.laws.power import POWER
+from analysis.laws.power import POWER, PowerLaw
 
 
 def runs(n=40, noise=0.01, seed=0):
@@ -408,3 +408,19 @@ def test_a_loss_that_rises_with_size_says_so():
     assert not fit.usable
     assert "the loss does not fall with parameters" in fit.sentence
     assert "vary the sizes" not in fit.sentence
+
+
+def test_a_size_far_beyond_the_runs_is_no_end_of_an_interval():
+    """Curves that are nearly flat reach a value at 1e100 parameters, which says: nowhere known."""
+    x = np.repeat(np.geomspace(5.8e3, 4.2e4, 6), 2)
+    noise = 0.02 * np.random.default_rng(0).standard_normal(len(x))
+    fit = fit_law(PowerLaw(), {"x": x, "loss": 5.2 + 30 / x**0.5 + noise}, clusters=list(x))
+    values = np.linspace(fit.y.min(), fit.y.max(), 40)
+
+    ends = np.asarray([fit.x_reaching(y)[1:] for y in values])
+
+    known = ends[np.isfinite(ends) & (ends > 0)]
+    assert np.isinf(ends[:, 1]).any()
+    assert len(known) > 10
+    assert (known >= x.min() / 1e3).all()
+    assert (known <= x.max() * 1e3).all()

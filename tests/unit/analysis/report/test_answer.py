@@ -121,7 +121,8 @@ def test_no_number_of_a_misfit_is_claimed(runs, fits):
     curve = next(c for c in contents.comparison.multipliers if c.measure.name == "flops")
     assert curve.verdict.is_misfit
 
-    assert "is not claimed: the laws are a misfit" in contents.answer.sentences[1]
+    told = "is not claimed: the laws that multipliers rest on are a misfit (see report.html)."
+    assert told in contents.answer.sentences[1], "they are no table of the terminal's"
     assert "so no run can be said to narrow it most" in " ".join(contents.advice)
 
 
@@ -266,6 +267,38 @@ def test_the_baseline_is_what_others_were_matched_to(synthetic, tmp_path):
     assert analysis.fit_sweep(runs, n_draws=0, baseline="cosformer").baseline == "cosformer"
     with pytest.raises(ValueError, match="no runs of 'peer'; there are cosformer, memoryformer"):
         analysis.fit_sweep(runs, n_draws=0, baseline="peer")
+
+
+def test_a_match_of_step_times_is_reported_as_one(synthetic, tmp_path):
+    """Dense got the width with which its step takes as long: it is not that of its preset."""
+    trials = []
+    for d_model in (32, 64):
+        for seed in range(2):
+            memory, dense = (
+                synthetic.make_trial(name, d_model, seed) for name in ("memory_plus", "dense")
+            )
+            flops = dense.spec.accounting["training_flops"]
+            spec = replace(
+                dense.spec,
+                match={"step_time": "memory_plus", "solve": "d_ff"},
+                accounting={**dense.spec.accounting, "training_flops": 1.7 * flops},
+            )
+            for trial, loss in ((memory, 3.9), (replace(dense, spec=spec), 3.7)):
+                metrics = {"valid/loss": loss - 0.005 * d_model + 0.003 * seed}
+                trials.append(replace(trial, metrics=metrics))
+
+    found, fits = answer_of(synthetic, tmp_path, trials)
+
+    assert found.status is AnswerStatus.TOLD_APART
+    assert found.sentences[0].startswith(
+        "At equal step time (matched within 5 %) memory_plus is worse than dense:"
+        " loss (nats/token) +0.2"
+    )
+    table = differences_table(found.differences, fits)
+    assert table.rows[0][0] == "step time (matched within 5 %)"
+    assert not any(row[0] == "preset and tokens" for row in table.rows)
+    assert any("timed when the sweep was planned" in note for note in table.notes)
+    assert all(note.endswith("match held step_time equal, not training_flops") for note in fits.unpaired)  # fmt: skip
 
 
 def one_size_trials(synthetic, losses, *, seeds=(0,)):

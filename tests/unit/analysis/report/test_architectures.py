@@ -1,3 +1,4 @@
+import dataclasses
 import re
 from collections import Counter
 from types import SimpleNamespace
@@ -300,14 +301,19 @@ def test_numbers_of_laws_that_are_wrong_for_their_runs_are_said_once(misfit):
     assert _misfit_notes(curves) == ["not to be relied on: misfit: dense: bent"] * misfit
 
 
-def test_settings_that_curves_tell_apart_and_laws_do_not_are_named():
-    table = at_equal_tokens(1.0)
-    dense, memory = (table[table["architecture"] == name] for name in ("dense", "memory"))
-    gates = [memory.assign(**{"model.gate": gate}) for gate in ("silu", "none")]
-    runs = analysis.load(_joined(dense, *gates))
+def test_settings_that_are_not_chosen_between_and_that_laws_pool_are_named(synthetic, tmp_path):
+    trials = synthetic.make_sweep(seeds=(0, 1))
+    memories = [t for t in trials if t.spec.architecture == "memory_plus"]
+    for i, name in enumerate(("dense", "moe")):
+        for trial in memories:
+            model = {**trial.spec.model, "d_ff": trial.spec.model["d_ff"] + i}
+            match = {"training_flops": name, "solve": "d_ff"}
+            spec = dataclasses.replace(trial.spec, model=model, match=match)
+            trials = [t for t in trials if t is not trial] + [dataclasses.replace(trial, spec=spec)]
+    runs = analysis.load(synthetic.write_runs(tmp_path, trials))
 
     found = compare_architectures(runs, analysis.fit_sweep(runs, n_draws=5))
 
-    told = "One law for memory with gate=none and gate=silu together; curves have them apart."
+    told = "One law for memory_plus with training_flops=dense and training_flops=moe together; curves have them apart."
     for part in ("multipliers", "frontier"):
         assert [line for line in found.unavailable[part] if "One law" in line] == [told]

@@ -30,7 +30,12 @@ from analysis.report.comparison_table import comparison
 from analysis.report.configuration_tables import configurations, parameter_groups, trials
 from analysis.report.contents import report_contents
 from analysis.report.curve_tables import curves
-from analysis.report.figure_files import draw_beside, figure_paths, sweep_figures
+from analysis.report.figure_files import (
+    content_figures,
+    draw_beside,
+    figure_paths,
+    sweep_figures,
+)
 from analysis.report.html import render
 from analysis.report.tables import excluded, tables
 from analysis.report.usage_table import usage
@@ -111,6 +116,32 @@ def test_the_first_screen_has_question_answer_and_one_figure(page):
     assert "Question" in first
     assert "At equal training FLOPs memory_plus is better than dense: factual recall +0." in first
     assert first.count("<img") == 1
+
+
+def test_a_series_looks_the_same_in_all_figures(synthetic, tmp_path):
+    """Laws go through the best settings, so an architecture looks as these do."""
+    trials = []
+    for trial in synthetic.make_sweep(seeds=(0,)):
+        for lr, worse in ((3e-3, 0.2), (1e-3, 0.1), (1e-2, 0.0)):
+            spec = replace(trial.spec, train={**trial.spec.train, "lr": lr})
+            metrics = {**trial.metrics, "valid/loss": trial.metrics["valid/loss"] + worse}
+            trials.append(replace(trial, spec=spec, metrics=metrics))
+    runs = analysis.load(synthetic.write_runs(tmp_path, trials))
+    fits = analysis.fit_sweep(runs, n_draws=5)
+    contents = report_contents(runs, fits)
+
+    makers = {**sweep_figures(runs, fits), **content_figures(contents)}
+    looks = {}
+    for stem in ("accuracy", "fits_loss", "multipliers", "frontier_flops"):
+        (legend,) = makers[stem]().legends
+        for line in legend.get_lines():
+            name, look = line.get_label(), (line.get_color(), line.get_marker())
+            looks.setdefault(name, {})[stem] = look
+    assert {len(set(by_figure.values())) for by_figure in looks.values()} == {1}
+    for name in ("dense", "memory_plus"):
+        best = looks[f"{name} (lr=1e-2)"]
+        assert looks[name]["frontier_flops"] == best["accuracy"] == best["fits_loss"]
+    assert looks["memory_plus"]["multipliers"] == looks["memory_plus"]["frontier_flops"]
 
 
 def test_tables_lie_beside_the_page_with_numbers(runs, fits, page):
@@ -477,7 +508,7 @@ def test_an_estimate_shows_no_more_digits_than_its_interval_bears():
 
 
 def test_the_page_shows_table_reads_of_trials_whose_reads_were_counted(
-    synthetic, tmp_path, fits, no_pictures
+    synthetic, tmp_path, no_pictures
 ):
     trials = synthetic.make_sweep(sizes=(32,), seeds=(0, 1), architectures=("memory_plus",))
     runs_folder = synthetic.write_runs(tmp_path / "runs", trials)
@@ -489,6 +520,7 @@ def test_the_page_shows_table_reads_of_trials_whose_reads_were_counted(
 
     for source in (runs_folder, runs_folder / "synthetic"):
         runs = analysis.load(source, sweep="synthetic")
+        fits = analysis.fit_sweep(runs, n_draws=0)
         drawn = draw_beside(sweep_figures(runs, fits), tmp_path / "out")()
         assert [s for s in drawn if "table_reads" in s] == [f"table_reads_{counted.name}"]
     text = render(report_contents(runs, fits), drawn)

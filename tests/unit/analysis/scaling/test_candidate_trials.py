@@ -6,13 +6,15 @@ import pytest
 from typer.testing import CliRunner
 
 import analysis
-from analysis.scaling.candidate_trials import candidates_of
+from analysis.scaling.candidate_trials import candidates_of, propose
+from analysis.scaling.comparison import compare_architectures
 from analysis.scaling.design_sweep import sweep_texts
 from analysis.scaling.design_targets import LossAt
 from analysis.scaling.experimental_design import next_runs
 from analysis.scaling.sweep_laws import fit_sweep_laws
+from analysis.scaling.sweep_summary import best_rows
 from orchestrator import cli
-from orchestrator.planning.pricing import account, make_plan
+from orchestrator.planning.pricing import account, make_plan, recorded
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
 from orchestrator.sweep.parsing.discovery import Source, joined
@@ -288,6 +290,74 @@ def test_a_target_that_cannot_be_read_is_one_sentence(trained, monkeypatch):
 
     assert done.exit_code == 2
     assert done.output.startswith("target: cannot read 'x'; write an architecture")
+
+
+RATES = """name: rates
+data: {source: biographies, style: compact, n_people: 60, n_first_names: 10, n_middle_names: 10, n_last_names: 10, n_years: 5, n_cities: 5, n_universities: 5, n_majors: 5, n_employers: 5}
+train: {tokens: 64_000, batch_tokens: 1_024, seq_len: 64}
+model: {architecture: dense, preset: d8}
+trials:
+  - grid: {model.preset: [d8, d12, d16, d20, d24, d32], train.lr: [1.0e-2, 3.0e-2]}
+  - set: {model.architecture: memory_plus, model.n_keys: 16}
+    grid: {model.preset: [d8, d12, d16, d20, d24, d32], train.lr: [1.0e-2, 3.0e-2]}
+seeds: [0, 1]
+"""
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory, synthetic):
+    """Two rates at six sizes: 3e-2 is best, but for d32, where 1e-2 is; dense gains more by it."""
+    folder = tmp_path_factory.mktemp("rates")
+    (folder / "rates.yaml").write_text(RATES)
+    (folder / "larger.yaml").write_text(RATES.replace("[d8, d12, d16, d20, d24, d32]", "[d48]").replace("[1.0e-2,", "[1.0e-2, 9.0e-2,"))  # fmt: skip
+    for spec in load_sweep(folder / "rates.yaml").trials:
+        spec = dataclasses.replace(spec, accounting=account(spec))
+        N, dense = spec.accounting["active_params"], spec.architecture == "dense"
+        noise = np.random.default_rng([spec.seed, int(N), dense]).standard_normal()
+        loss = (1.0 + (40 if dense else 36) / N**0.35) * np.exp(0.002 * noise)
+        wrong = (spec.train["lr"] == 1e-2) != (spec.preset == "d32")
+        loss *= 1 + wrong * (0.05 if dense else 0.3)
+        metrics = {"valid/loss": loss, "train/loss": loss, "time/train_s": 1e-3 * N}
+        synthetic.write_done(folder / "runs", synthetic.make_trial("dense", 8, 0).__class__(spec, metrics))  # fmt: skip
+    return folder
+
+
+def test_next_and_report_propose_the_same(tuned):
+    runs = analysis.load(tuned / "runs", sweep="rates")
+    trials = recorded(SweepDir(tuned / "runs" / "rates"), [])
+    fits = analysis.fit_sweep(runs, n_draws=5, specs=())
+
+    by_report = compare_architectures(runs, fits, trials=trials).design
+    by_next = propose(runs.table, trials)
+
+    assert by_next.sentence == by_report.sentence
+    assert by_next.target_words.startswith("loss of memory_plus")
+    assert [r.candidate.name for r in by_next.chosen] == [r.candidate.name for r in by_report.chosen]  # fmt: skip
+    assert len(by_next.laws.named("dense").fit.y) == 12, "the best rate of every size"
+
+
+def test_settings_that_were_worse_at_the_nearest_size_are_no_candidates(tuned):
+    table = analysis.load(tuned / "runs", sweep="rates").table
+    done = SweepDir(tuned / "runs" / "rates").snapshot()
+    plan = [t for f in ("larger", "rates") for t in make_plan(load_sweep(tuned / f"{f}.yaml"), done, []).trials]  # fmt: skip
+    families = fit_sweep_laws(best_rows(table), n_draws=0, hold_out=False)
+
+    candidates, notes = candidates_of(plan, families, table)
+
+    rates = {(c.trials[0].spec.preset, c.trials[0].spec.train["lr"]) for c in candidates}
+    smaller = {(preset, 3e-2) for preset in ("d8", "d12", "d16", "d20", "d24")}
+    assert rates == {*smaller, ("d32", 1e-2), ("d48", 1e-2), ("d48", 9e-2)}, (
+        "of 9e-2 nothing is known"
+    )
+    assert notes == ["14 of 30 configurations: train.lr worse than another at the nearest size"]
+
+
+def test_training_lengths_are_never_chosen_between(trained):
+    """Laws need all of them, and the longest would always be best."""
+    runs = analysis.load(trained / "runs", sweep="tables")
+
+    assert len(best_rows(runs.table)) == len(runs.table) == 48
+    assert not analysis.fit_sweep(runs, n_draws=0, specs=()).best
 
 
 def test_candidates_on_other_data_are_none(trained, monkeypatch):

@@ -90,6 +90,19 @@ def test_a_loss_that_the_reference_never_has_is_refused_in_a_sentence(two_archit
     assert "which no training FLOPs of dense reach (it stays above" in found.sentence(1)
 
 
+def test_what_is_never_reached_rests_on_no_runs_of_the_reference(two_architectures):
+    dense = {"A": 482.01, "B": 2085.43, "E": 2.4, "alpha": 0.3478, "beta": 0.3658}
+    families = families_of({"dense": dense, "memory": dense | {"E": 1.0}}, two_architectures)
+    low, high = families.named("memory").curve.domain.amounts["flops"]
+
+    found = multipliers(families, "memory", amounts=np.geomspace(low, high, 30))
+
+    never = list(found.refusals)
+    assert (found.candidate_beyond[never] == 1).any(), "within the runs of the candidate"
+    assert found.extrapolated[never].all()
+    assert np.isinf(found.reference_beyond[never]).all()
+
+
 def test_no_reference_is_so_small_that_it_is_as_bad(two_architectures):
     dense = {"A": 482.01, "B": 2085.43, "E": 1.8172, "alpha": 0.3478, "beta": 0.3658}
     families = families_of({"dense": dense, "memory": dense | {"E": 90.0}}, two_architectures)

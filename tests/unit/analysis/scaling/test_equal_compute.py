@@ -128,6 +128,25 @@ def test_the_advice_fits_what_the_sweep_file_matched(counterpart, advice):
     assert all(note.endswith(f"in training FLOPs; {advice}") for note in unpaired)
 
 
+@pytest.mark.parametrize("who", ["dense", "memory_plus"])
+def test_a_match_of_something_else_is_no_reason_for_another_match(who):
+    table = two_families(flops_off=1.3).table.drop(columns="configuration")
+    other = {"dense": "memory_plus", "memory_plus": "dense"}[who]
+    table["match.step_time"] = pd.Series(other, index=table.index, dtype=object).where(
+        table["architecture"] == who, None
+    )
+    table["match.solve"] = pd.Series("d_ff", index=table.index, dtype=object).where(
+        table["architecture"] == who, None
+    )
+
+    unpaired = fit_sweep(load(table), n_draws=0).unpaired
+
+    assert len(unpaired) == 6
+    assert all(
+        note.endswith("; match held step_time equal, not training_flops") for note in unpaired
+    )
+
+
 def test_a_partner_within_two_per_cent_counts():
     fits = fit_sweep(two_families(flops_off=1.015), n_draws=0)
 

@@ -183,3 +183,150 @@ def test_seconds_of_an_architecture_that_are_no_function_of_size_compare_nothing
     (why,) = found.unmatched
     assert why.startswith(f"at equal measured training seconds {who}: what sizes of {slow} take is")
     assert "no smooth function of size in these runs (off by 63% at most)" in why
+
+
+COUNTED = {
+    "training_flops": ("flops", "training_flops"),
+    "active_params": ("active_params", "active_params"),
+    "total_params": ("total_params", "total_params"),
+    "bytes_per_token": ("bytes_moved", "bytes_read_per_token"),
+}
+"""Keys of `match` to the cost measure and the column of what they hold equal."""
+
+
+def matched(match, *, equal=None, sizes=("d8", "d16"), by_dense=False):
+    """Memory that lies 0.05 below dense of the same preset, one of them made equal to the other.
+
+    Dense has a second model on each preset: wider, 0.5 better and slower. It has a match of its
+    own, to a number of FLOPs, and all else is as dear.
+
+    Args:
+        match: Without what it is made equal to: `{step_time: None, solve: d_ff}`.
+        equal: Column that is equal; every other cost is half as large.
+        sizes: Presets.
+        by_dense: Whether dense was made equal to memory, in place of memory to dense.
+    """
+    generator = np.random.default_rng(0)
+    columns = ("training_flops", "active_params", "total_params", "bytes_read_per_token")
+    who, target = ("dense", "memory") if by_dense else ("memory", "dense")
+    rows = []
+    for i, preset in enumerate(sizes):
+        for name, d_ff, below in (("dense", 8, 0.0), ("memory", 8, 0.05), ("dense", 99, 0.5)):
+            share = {c: 1.0 if name == "dense" or c == equal else 0.5 for c in columns}
+            row = {"architecture": name, "preset": preset, "training_tokens": 1e6}
+            row |= {c: share[c] * 1e9 * 10**i for c in columns}
+            row |= {"model.d_ff": d_ff, "model.d_model": 4 * 2**i, "train_seconds": 1.0 + i}
+            if d_ff == 99:
+                row |= {"match.training_flops": "2e9", "match.solve": "tokens"}
+                row["train_seconds"] *= 1.3
+            if name == who and d_ff == 8:
+                held = {key: target if value is None else value for key, value in match.items()}
+                row |= {f"match.{key}": value for key, value in held.items()}
+            for seed in range(3):
+                loss = 3 - 0.3 * i - below + 0.001 * generator.standard_normal()
+                rows.append({**row, "seed": seed, "loss": loss})
+    table = pd.DataFrame(rows)
+    key = table[["architecture", "preset", "model.d_ff"]].astype(str)
+    return table.assign(configuration=key.agg(" ".join, axis=1))
+
+
+@pytest.mark.parametrize("by_dense", [False, True])
+@pytest.mark.parametrize(
+    ("solve", "name", "label"),
+    [("d_ff", "step_time", "step time"), ("tokens", "training_time", "training time")],
+)
+def test_step_times_that_were_matched_are_held_equal(solve, name, label, by_dense):
+    table = matched({"step_time": None, "solve": solve}, by_dense=by_dense)
+    if solve == "tokens":
+        others = table["match.step_time"].isna()
+        table["training_tokens"] = np.where(others, 1e6, 1.7e6)
+
+    found = equal_cost(table, reference="dense")
+
+    first = found.differences[0]
+    assert (first.measure.name, first.n_sizes, first.n_unmatched) == (name, 2, 0)
+    assert first.measure.label == f"{label} (matched within 5 %)"
+    assert first.mean.value == pytest.approx(-0.05, abs=3e-3)
+    assert (first.by_match, first.verdict) == (True, "better")
+
+
+@pytest.mark.parametrize("by_dense", [False, True])
+@pytest.mark.parametrize("key", COUNTED)
+def test_what_match_held_equal_comes_first(key, by_dense):
+    name, column = COUNTED[key]
+    table = matched({key: None, "solve": "d_ff"}, equal=column, by_dense=by_dense)
+    table = table[table["model.d_ff"] == 8]
+
+    found = equal_cost(table, reference="dense")
+
+    first = found.differences[0]
+    assert (first.measure.name, first.n_sizes, first.by_match) == (name, 2, True)
+    assert first.mean.value == pytest.approx(-0.05, abs=3e-3)
+    assert "base" not in {d.measure.name for d in found.differences}, "d_ff is not the preset's"
+
+
+def test_of_several_tokens_each_has_the_counterpart_of_its_seconds():
+    """`match` records what it solved for, and not what the counterpart trained for."""
+    parts = []
+    for i, (tokens, below) in enumerate([(1e6, 0.0), (2e6, 0.4), (4e6, 0.7)]):
+        one = matched({"step_time": None, "solve": "tokens"}, sizes=("d8",))
+        one = one[one["model.d_ff"] == 8]
+        of_memory = one["architecture"] == "memory"
+        one["training_tokens"] = np.where(of_memory, 0.8 * tokens, tokens)
+        one["train_seconds"] = 2.0**i * np.where(of_memory, 1.05, 1.0)
+        one["loss"] -= below
+        parts.append(one.assign(configuration=one["configuration"] + f" {tokens:g}"))
+
+    found = equal_cost(pd.concat(parts), reference="dense")
+
+    first = found.differences[0]
+    assert (first.measure.name, first.n_sizes) == ("training_time", 3)
+    assert first.mean.value == pytest.approx(-0.05, abs=3e-3)
+    assert first.largest.value == pytest.approx(-0.05, abs=3e-3)
+
+
+def test_both_matched_to_one_number_of_seconds_are_equal():
+    table = matched({"step_time": "0.05", "solve": "d_ff"})
+    table = table[table["model.d_ff"] == 8].assign(
+        **{"match.step_time": "0.05", "match.solve": "d_ff"}
+    )
+
+    first = equal_cost(table, reference="dense").differences[0]
+
+    assert (first.measure.name, first.n_sizes) == ("step_time", 2)
+    assert first.mean.value == pytest.approx(-0.05, abs=3e-3)
+
+
+def test_a_counterpart_that_is_not_there_is_said():
+    table = matched({"step_time": None, "solve": "d_ff"})
+    table = table[table["model.d_ff"] == 8]
+    of_memory = table["architecture"] == "memory"
+    small = table[~of_memory & (table["preset"] == "d8")]
+    large = table[of_memory & (table["preset"] == "d16")]
+
+    found = equal_cost(pd.concat([small, large]), reference="dense")
+
+    assert list(found.differences) == []
+    assert (
+        "at equal step time (matched within 5 %) nothing is compared with memory: the dense runs"
+        " that match names are not trained yet, or excluded"
+    ) in found.unmatched
+    assert not any("or use match" in sentence for sentence in found.unmatched)
+    assert found.unmatched[0].endswith("add larger or smaller ones (match held step_time equal)")
+
+
+def test_a_match_of_step_times_comes_before_flops_of_neighbours():
+    """Interpolation finds equal FLOPs for more architectures, but nobody asked for them."""
+    table = matched(
+        {"step_time": None, "solve": "d_ff"}, sizes=("d8", "d12", "d16", "d20"), by_dense=True
+    )
+    table = table[table["model.d_ff"] == 8]
+    other = table[table["architecture"] == "memory"].assign(architecture="other")
+    other["configuration"] = "other " + other["configuration"]
+
+    found = equal_cost(pd.concat([table, other.assign(training_tokens=1e6)]), reference="dense")
+
+    names = [d.measure.name for d in found.differences]
+    assert names.index("step_time") == 0
+    assert names.count("flops") == 2
+    assert [d.candidate for d in found.differences if d.measure.name == "step_time"] == ["memory"]

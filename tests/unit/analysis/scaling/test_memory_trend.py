@@ -1,9 +1,12 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from analysis.report.difference_tables import trends_table
 from analysis.scaling.memory_trend import memory_trends, sd_about_line, slope_weights
 
 
@@ -42,6 +45,19 @@ def test_on_a_line_it_is_the_t_test_of_slopes_of_seeds(stats):
     )
     assert (found.n_sizes, found.smallest, found.largest) == (4, 2**12, 2**18)
     assert found.verdict == "better"
+
+
+@pytest.mark.parametrize(("solve", "fields"), [("d_ff", ("d_ff",)), ("tokens", ())])
+def test_a_field_that_match_solved_for_is_not_called_the_presets(solve, fields):
+    table = table_of(lambda x, seed: 3 + 0.01 * seed - 0.02 * x)
+    table["match.solve"] = np.where(table["memory_params"] > 0, solve, None)
+
+    (found,) = memory_trends(table)
+
+    assert found.solved == fields
+    (note, *_) = trends_table([found], SimpleNamespace(level=0.95)).notes
+    but = " but for d_ff, which match solved for" if fields else ""
+    assert f"at equal preset and tokens{but};" in note
 
 
 def test_a_setting_tried_at_some_sizes_alone_does_not_bend_the_line():
