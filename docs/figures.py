@@ -4,16 +4,23 @@
 joins means over seeds, small points are the runs; a hollow point is one seed. A dashed level is the
 base without a memory, shaded from its lowest seed to its highest. Squares and dotted levels are
 models whose output matrices begin smaller. Of these, 30m's is from the search of its rate.
+`memory_scaling_total.png` has the same runs against all parameters, and `memory_scaling_seconds.png`
+against seconds of training. There nothing is joined, since GPUs were shared in different ways.
+
+`architectures.png` and `ngram_dispute.png` are of the overviews of these two studies, see
+`study_figures.py`.
 
 `memoryformer_block_flops.png` is figure 1 of MemoryFormer, from `paper_block_flops` at the sizes of
 `sweeps/papers/memoryformer/figure1.yaml`.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
+import study_figures
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -31,13 +38,23 @@ INIT = "model.output_init"
 SMALLER = ("facts_initial_values", "facts_10m_memory_plus", "facts_10m_memory")
 """Parts whose trials all begin with smaller output matrices."""
 LEVEL = "dense"
+MEMORY, TOTAL, SECONDS = "memory_params", "total_params", "train_seconds"
+X_LABELS = {
+    MEMORY: "parameters of the memory",
+    TOTAL: "all parameters",
+    SECONDS: "seconds of training, GPUs shared",
+}
 COLOURS = {LEVEL: "#000000", "memory": "#0072B2", "memory_plus": "#D55E00"}
 """As on the pages of results (`benchmarks/results_page.py`)."""
 
 
 def main() -> None:
     """Draw all figures."""
-    _save(_memory_scaling(), "memory_scaling.png")
+    _save(_memory_scaling(MEMORY), "memory_scaling.png")
+    _save(_memory_scaling(TOTAL), "memory_scaling_total.png")
+    _save(_memory_scaling(SECONDS), "memory_scaling_seconds.png")
+    _save(study_figures.architectures(), "architectures.png")
+    _save(study_figures.ngram_dispute(), "ngram_dispute.png")
     _save(_block_flops(), "memoryformer_block_flops.png")
 
 
@@ -46,8 +63,8 @@ def _save(figure: Figure, name: str) -> None:
     print(f"wrote {IMAGES / name}")
 
 
-def _memory_scaling() -> Figure:
-    """Return recall of facts and bits per byte of a text by memory parameters, a column a base."""
+def _memory_scaling(x: str) -> Figure:
+    """Return recall of facts and bits per byte of a text by a column of X_LABELS, base by base."""
     figure, axes = plt.subplots(2, 4, figsize=(14, 7), layout="constrained")
     facts = (
         (
@@ -59,25 +76,30 @@ def _memory_scaling() -> Figure:
         ("10m", "140,000 people", ("facts_10m_memory_plus", "facts_10m_memory")),
     )
     for panel, (base, people, parts) in zip(axes[0, :3], facts, strict=True):
-        _draw(panel, pd.concat([_part(part) for part in parts]).query("preset == @base"), RECALL)
+        _draw(panel, pd.concat([_part(part) for part in parts]).query("preset == @base"), RECALL, x)
         panel.set(title=f"facts, {people}, {base} base", ylim=(0, 1.03))
     seeded = map(_part, ("text_3m", "text_10m", "text_largest"))
     texts = pd.concat([*seeded, _text_30m()])  # share a scale
     for panel, base in zip(axes[1, 1:], ("3m", "10m", "30m"), strict=True):
-        _draw(panel, texts.query("preset == @base"), BITS)
+        _draw(panel, texts.query("preset == @base"), BITS, x)
         one = ", one seed" * (base == "30m")
         panel.set(title=f"text, {base} base{one}", ylim=outcome_limits(texts[BITS], BITS))
-    for column in axes[:, 1:3].T:  # facts and text of a base share a scale
-        lows, highs = zip(*(panel.get_xlim() for panel in column), strict=True)
-        for panel in column:
-            log_scale(panel, "x", min(lows), max(highs), show=rounded, most=4)
-    for panel in axes.flat[[0, 1, 2, 5, 6, 7]]:
-        panel.set_xlabel("parameters of the memory")
+    drawn = axes.flat[[0, 1, 2, 5, 6, 7]]
+    together = {MEMORY: axes[:, 1:3].T, TOTAL: [drawn], SECONDS: [drawn[:3], drawn[3:]]}
+    for panels in together[x]:  # those that share a scale; facts and text of a base do in the first
+        lows, highs = zip(*(panel.get_xlim() for panel in panels), strict=True)
+        for panel in panels:
+            show = "{:g}".format if x == SECONDS else rounded
+            log_scale(panel, "x", min(lows), max(highs), show=show, most=4)
+    for panel in drawn:
+        panel.set_xlabel(X_LABELS[x])
     axes[0, 0].set_ylabel("facts recalled")
     axes[1, 1].set_ylabel("bits per byte (axis not from 0)")
     legend = axes[0, 3]  # no facts were given to 30m
     for empty in (legend, axes[1, 0]):  # no text to 1m
         empty.set_axis_off()
+    if x == SECONDS:
+        axes[0, 0].plot([], [], "o", color="grey", markerfacecolor="white", label="on an H200")
     handles = {
         label: handle
         for panel in axes.flat
@@ -146,7 +168,7 @@ def _memoryformer_flops(width: int, seq_len: int) -> int:
     return memoryformer.Config(**fields).paper_block_flops(seq_len)
 
 
-def _draw(panel: Axes, runs: pd.DataFrame, metric: str) -> None:
+def _draw(panel: Axes, runs: pd.DataFrame, metric: str, x: str) -> None:
     """Draw a curve for each memory, and a level with the span of its seeds for the base."""
     style: dict[str, Any]
     for (architecture, init), rows in runs.groupby(["architecture", INIT]):
@@ -157,17 +179,33 @@ def _draw(panel: Axes, runs: pd.DataFrame, metric: str) -> None:
             panel.axhline(rows[metric].mean(), linestyle=":" if init else "--", **style)
             low, high = rows[metric].min(), rows[metric].max()
             panel.axhspan(low, high, color=style["color"], alpha=0.1, linewidth=0)
-            continue
-        sizes = rows.groupby("memory_params")[metric]
-        means, seeds = sizes.mean(), sizes.count()
+            if x == MEMORY:
+                continue  # it has none
+            style |= {"label": "_"}
+        panel.scatter(rows[x], rows[metric], s=9, alpha=0.5, color=style["color"])
         mark = "s" if init else "o"
+        if x == SECONDS:
+            _draw_apart(panel, rows, metric, style | {"marker": mark})
+            continue
+        sizes = rows.groupby(x)[metric]
+        means, seeds = sizes.mean(), sizes.count()
         panel.plot(means.index, means, marker=mark, linestyle="" if init else "-", **style)
-        panel.scatter(rows["memory_params"], rows[metric], s=9, alpha=0.5, color=style["color"])
         one = means[seeds == 1]
         panel.plot(one.index, one, mark, color=style["color"], markerfacecolor="white", zorder=3)
-    sizes = runs.loc[runs["architecture"] != LEVEL, "memory_params"]
-    low, high = sizes.min() / 1.5, sizes.max() * 3
+    shown = runs.loc[runs["architecture"] != LEVEL, x] if x == MEMORY else runs[x]
+    low, high = shown.min() / 1.5, shown.max() * (3 if x == MEMORY else 1.5)
     log_scale(panel, "x", low, high, show=rounded, most=4)
+
+
+def _draw_apart(panel: Axes, rows: pd.DataFrame, metric: str, style: dict[str, Any]) -> None:
+    """Draw means of seeds on each kind of GPU, hollow on an H200, larger with a larger table."""
+    kinds = rows["device"].str.contains("H200").rename("h200")
+    for (_, h200), trials in rows.groupby([MEMORY, kinds]):
+        table = float(trials[MEMORY].iloc[0])
+        look: dict[str, Any] = style | {"markersize": 4 + 1.3 * math.log10(max(table / 1e5, 1))}
+        if h200:
+            look |= {"markerfacecolor": "white", "label": "_"}
+        panel.plot(trials[SECONDS].mean(), trials[metric].mean(), linestyle="", **look)
 
 
 if __name__ == "__main__":
