@@ -7,7 +7,7 @@ import gc
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def errors_as_sentences(runs: Path | None) -> Iterator[None]:
+def errors_as_sentences(runs: Path | None, given: Iterable[Path] = ()) -> Iterator[None]:
     """Print an ExperimentError, failing storage or an unusable path as a sentence; exit.
 
     Args:
         runs: Folder of the runs, if the command has one.
+        given: Paths that the user gave.
     """
     from orchestrator.records import storage_errors
     from orchestrator.records.errors import ExperimentError
@@ -43,7 +44,7 @@ def errors_as_sentences(runs: Path | None) -> Iterator[None]:
                 storage_errors.failing_message(error, runs or Path.cwd(), of_command=True),
                 storage_errors.EXIT_CODE,
             )
-        elif storage_errors.is_unusable(error, runs):
+        elif storage_errors.is_unusable(error, given):
             said, code = storage_errors.unusable_message(error), 2
         else:
             raise
@@ -72,7 +73,8 @@ class Verb(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        with errors_as_sentences(ctx.params.get("runs")):
+        given = [value for value in ctx.params.values() if isinstance(value, Path)]
+        with errors_as_sentences(ctx.params.get("runs"), given):
             return super().invoke(ctx)
 
 

@@ -95,7 +95,7 @@ def evaluate(
             found = {what: list(results)}
     else:
         trials, keep = _trials(runs, what), limit is None
-        found, notes = _evaluate_trials(trials, asked, again=again, keep=keep)
+        found, notes = _evaluate_trials(what, trials, asked, again=again, keep=keep)
         if table_reads and keep:
             notes += _draw_reads(trials)
     if json:
@@ -108,26 +108,42 @@ def evaluate(
 
 
 def _evaluate_trials(
-    trials: "list[TrialDir]", asked: list[Any] | None, *, again: bool, keep: bool
+    what: str, trials: "list[TrialDir]", asked: list[Any] | None, *, again: bool, keep: bool
 ) -> tuple[dict[str, list[Any]], list[str]]:
-    """Return the results of each trial, and notes on what can no longer be measured."""
+    """Return the results of each trial, and notes on what was not measured.
+
+    Raises:
+        UsageError: If neither the options nor the sweep file ask any of the trials anything.
+    """
     from orchestrator.cli.render.evaluation import showing_progress
     from orchestrator.evaluation import evaluate_trials
+    from orchestrator.records.units import plural
 
     found: dict[str, list[Any]] = {}
     notes: list[str] = []
+    skipped: list[str] = []
     # Trials of a sweep name the same suites: each is read once.
     known: dict[Any, list[Any]] = {}
     with showing_progress() as progress:
         for trial in trials:
             name = trial.trial_id
-            suites = _require(asked or _scheduled(trial, known), name)
+            suites = asked or _scheduled(trial, known)
+            if not suites:
+                skipped.append(name)
+                continue
             if asked is None and (steps := evaluate_trials.missing_steps(trial, suites)):
                 notes.append(_gone(name, steps))
             results = evaluate_trials.evaluate_trial(
                 trial, suites, again=again, keep=keep, progress=progress(name)
             )
             found[name] = list(results)
+    if not found:
+        _require(None, what)
+    if skipped:
+        notes.append(
+            f"{plural(len(skipped), 'trial')} skipped, for which the sweep file has no "
+            f"`evaluation`: {', '.join(skipped)}; add it and submit again"
+        )
     return found, notes
 
 

@@ -2,12 +2,13 @@
 
 import shlex
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.app import Runs, find_sweep, find_trial, verb
+from orchestrator.cli.app import Runs, find_sweep, find_trial, sweep_names, verb
 from orchestrator.records.units import plural
 
 
@@ -19,6 +20,8 @@ class Format(StrEnum):
     TRACKIO = "trackio"
 
 
+EXPORTED = ", ".join(import_module("workloads.checkpoint.huggingface").EXPORTED)
+"""Architectures whose models can be written; this package imports nothing."""
 READ_BY = {
     Format.WANDB: "wandb sync {}/wandb/offline-run-*",
     Format.TRACKIO: "TRACKIO_DIR={} trackio show",
@@ -28,7 +31,7 @@ READ_BY = {
 @verb(
     epilog="Examples: memscale export dense-1f0c --to models/dense  ·  "
     "memscale export quickstart --format wandb --to copies",
-    help="Write a trained model as a folder that transformers loads "
+    help=f"Write a trained model ({EXPORTED}) as a folder that transformers loads "
     "(AutoModelForCausalLM, AutoTokenizer), or the measurements of a sweep as files of another "
     "tracker.",
 )
@@ -40,7 +43,9 @@ def export(
             metavar="TRIAL|SWEEP",
         ),
     ],
-    to: Annotated[Path, typer.Option(help="Folder to write; made if it is not there.")],
+    to: Annotated[
+        Path, typer.Option(help="Folder to write; made if it is not there.", file_okay=False)
+    ],
     form: Annotated[
         Format,
         typer.Option(
@@ -56,8 +61,18 @@ def export(
         _copy_sweep(runs, name, to, form)
         return
     from orchestrator.evaluation import trained_trial
+    from orchestrator.records.errors import NotFoundError
 
-    found = find_trial(runs, name)
+    try:
+        found = find_trial(runs, name)
+    except NotFoundError:
+        if name not in sweep_names(runs):
+            raise
+        others = " or ".join(f"--format {one.value}" for one in READ_BY)
+        raise NotFoundError(
+            f"{name!r} is a sweep; name one of its trials, which `memscale status {name}` lists, "
+            f"or give {others}"
+        ) from None
     trained = trained_trial.export(found, to)
     typer.echo(f"Wrote {found.trial_id} to {to}. Load it with")
     typer.echo(f"  transformers.AutoModelForCausalLM.from_pretrained({str(to)!r})")

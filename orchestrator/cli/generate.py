@@ -21,7 +21,14 @@ Prompts = Annotated[
     Path | None,
     typer.Option(help="File of prompts, one a line, or JSON lines with a field `prompt`."),
 ]
-MaxTokens = Annotated[int, typer.Option(help="Most tokens to add to each.", min=1)]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens to add to each. Default: 64, or as many as the model reads at once with "
+        "the prompt.",
+        min=1,
+    ),
+]
 Temperature = Annotated[
     float, typer.Option(help="What logits are divided by before a draw; 0 is greedy.", min=0.0)
 ]
@@ -44,7 +51,7 @@ def generate(
     what: Model,
     prompt: Prompt = None,
     prompts: Prompts = None,
-    max_tokens: MaxTokens = 64,
+    max_tokens: MaxTokens = None,
     temperature: Temperature = 0.0,
     top_k: TopK = None,
     top_p: TopP = None,

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from orchestrator.cli.app import sweep_names
 from orchestrator.node import process_group_guard
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.redaction import without_password
 from orchestrator.tracking.mlflow_client import schema_lock
 from orchestrator.tracking.mlflow_page import CHARTS_VIEW, TABLE_VIEW, link
+from orchestrator.tracking.tracked_sweeps import list_tracked_sweeps
 from orchestrator.tracking.tracking_uri import (
     database_file,
     default_tracking_uri,
@@ -71,17 +73,16 @@ def serve(
     """Serve the page until Ctrl-C; print the links once it answers.
 
     Raises:
-        StoreError: If there is nothing to show, or the server does not start.
+        StoreError: If there is nothing to show, no such sweep, or the server does not start.
     """
     uri = tracking_uri or default_tracking_uri(runs)
     wanted = sweep or newest_sweep(runs)
     if not is_database(uri):
-        say(
-            links(
-                Page(url=uri.rstrip("/"), experiment_id=experiment_id(uri.rstrip("/"), wanted)),
-                wanted,
-            )
-        )
+        url = uri.rstrip("/")
+        page = Page(url=url, experiment_id=experiment_id(url, wanted))
+        if sweep and page.experiment_id is None:
+            _refuse_unknown(sweep, runs, uri)
+        say(links(page, wanted))
         return
     file = database_file(uri)
     if file is not None and not file.is_file():
@@ -89,6 +90,8 @@ def serve(
             f"{file}: no runs yet; submit a sweep first, "
             "or say where they are with --runs or --tracking-uri"
         )
+    if sweep:
+        _refuse_unknown(sweep, runs, uri)
     if warning := opens(host, port):
         say(warning)
     say("Starting the MLflow server (about 10 seconds)…")
@@ -99,6 +102,18 @@ def serve(
             signal.pause()
         except KeyboardInterrupt:
             say("")
+
+
+def _refuse_unknown(sweep: str, runs: Path, uri: str) -> None:
+    """Raise NotFoundError if there are sweeps, here or in the tracker, and not this one."""
+    here = sweep_names(runs)
+    if sweep in here:
+        return
+    known = sorted({*here, *(one.name for one in list_tracked_sweeps(uri))})
+    if known and sweep not in known:
+        raise NotFoundError(
+            f"sweep {sweep!r}: neither in {runs} nor in its tracker; there are: {', '.join(known)}"
+        )
 
 
 def opens(host: str, port: int) -> str | None:

@@ -62,6 +62,7 @@ def sync(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri 
     drained = exporter.drained
     assert drained is not None, "the end of `exporting` drains"
     if not drained.complete:
+        exporter.forget_unused()
         typer.echo(
             f"{drained.missing} not in the tracker yet: {drained.problem}. "
             "Run this again when that is mended.",

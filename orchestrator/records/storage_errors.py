@@ -6,7 +6,7 @@ import pwd
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from orchestrator.records import units
@@ -33,6 +33,8 @@ that timed out, a handle of before its server's restart, an evicted client, a mo
 read-only. Sockets raise some of them too; a retry is as right there."""
 UNUSABLE = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP})
 """Errors of a path that cannot be used: a folder below a file, a name that is too long."""
+UNUSABLE_IF_GIVEN = frozenset({errno.ENOENT, errno.EEXIST})
+"""The same of a path that the user gave; of any other path they may be a fault of ours."""
 EXIT_CODE = 75
 """Exit code of a command that failing storage stopped: EX_TEMPFAIL of sysexits.h."""
 MARGIN = 1.1
@@ -61,18 +63,21 @@ def is_transient(error: BaseException) -> bool:
     return is_full(error) or is_failing(error)
 
 
-def is_unusable(error: OSError, runs: Path | None) -> bool:
+def is_unusable(error: OSError, given: Iterable[Path] = ()) -> bool:
     """Whether the path that this error names cannot be used.
 
-    That a file is missing may be a fault of ours. That `runs`, a folder above it or one right in it
-    is, even while it is made, is not: /proc, say, takes no folders.
+    Args:
+        error: Of the system.
+        given: Paths that the user gave. One of them, a folder above it or what lies right in it may
+            be missing even while it is made: /proc, say, takes no folders.
     """
     if error.filename is None:
         return False
-    if error.errno != errno.ENOENT or runs is None:
+    if error.errno not in UNUSABLE_IF_GIVEN:
         return error.errno in UNUSABLE
-    place, runs = Path(os.fsdecode(error.filename)).absolute(), runs.absolute()
-    return place in (runs, *runs.parents) or place.parent == runs
+    place = Path(os.fsdecode(error.filename)).absolute()
+    paths = [path.absolute() for path in given]
+    return any(place in (path, *path.parents) or place.parent == path for path in paths)
 
 
 def unwritable(folder: Path) -> str:
@@ -190,10 +195,10 @@ def denied_message(error: PermissionError) -> str:
 
 
 def unusable_message(error: OSError) -> str:
-    """Return which path cannot be used, and why; `error` is one of UNUSABLE and names a file."""
+    """Return which path cannot be used, and why; `is_unusable` holds for `error`."""
     return (
         f"{os.fsdecode(error.filename)}: {os.strerror(error.errno or 0).lower()}; name another "
-        "place (--runs, --out), or change what lies there"
+        "place (--runs, --out, --to), or change what lies there"
     )
 
 

@@ -369,8 +369,10 @@ def refuse_if_busy(snapshot: SweepSnapshot) -> None:
     name, controller = snapshot.name, snapshot.controller
     if controller is not None and liveness.is_alive(snapshot.path, controller):
         raise BusyError(
-            f"sweep {name}: pid {controller['pid']} on {controller['host']} runs it already; watch "
-            f"it with `memscale status {name} --watch`, end it with `memscale cancel {name}`"
+            f"sweep {name}: pid {controller['pid']} on {controller['host']} runs it already, and "
+            f"nothing of this submission was taken up; watch it with `memscale status {name} "
+            f"--watch`, or end it with Ctrl-C or `kill {controller['pid']}` there, which writes "
+            "checkpoints, and submit again"
         )
     job_records.refuse_if_queued(SweepDir(snapshot.path))
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -226,6 +227,9 @@ def main(argv: list[str] | None = None) -> int:
             unreported = True
 
     complete = export_rounds(SweepSync(sweep, client), commands, report=report)
+    if complete:
+        with suppress(OSError):  # the next one does it
+            sync_state.forget_unused(sweep)
     os.close(lock)
     return 0 if complete else INCOMPLETE
 
@@ -241,7 +245,7 @@ def take_lock(sweep: SweepDir, commands: ExporterCommands) -> int | None:
 
     The one before, whose parent was killed, needs a moment to notice.
     """
-    while (lock := locked(sweep.path / "tracking.lock")) is None:
+    while (lock := locked(sweep.path / sync_state.LOCK)) is None:
         if commands.orphaned or commands.time_is_up:
             LOG.warning("another exporter of this sweep is at work; this one sends nothing")
             return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.records.code_snapshot import with_code
+from orchestrator.records.locks import locked
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.units import plural
 from orchestrator.tracking import sync_state
@@ -140,6 +141,13 @@ class ExporterProcess:
             reason = self.problem or ended
         self.drained = DrainResult(points_waiting=self.unsynced_points, problem=reason)
         return self.drained
+
+    def forget_unused(self) -> None:
+        """Drop trackers that never took anything, after the end; not if another exporter runs."""
+        lock = locked(self.sweep.path / sync_state.LOCK)
+        if lock is not None:
+            sync_state.forget_unused(self.sweep)
+            os.close(lock)
 
     def stop(self) -> None:
         """End it now. Whatever is left is sent by the next one."""

@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ SETTINGS = {
 }
 """The exporter waits out an outage and can be stopped; MLflow's own retries block for minutes."""
 
+UNREACHED = re.compile("NewConnectionError|NameResolutionError|ConnectTimeoutError")
+"""Of urllib3, which MLflow's own error quotes: no connection was made."""
 LOCKED = "another process has locked the database"
 """Of SQLite. What is measured waits in the journals until it lets go."""
 
@@ -106,7 +109,7 @@ def opens_tracker(call: Callable[P, R]) -> Callable[P, R]:
         except StoreError:
             raise
         except Exception as error:
-            raise _translated(error) from error
+            raise _translated(error, getattr(args[0], "uri", "") if args else "") from error
 
     return wrapped
 
@@ -364,7 +367,8 @@ def schema_lock(uri: str) -> Iterator[None]:
         os.close(lock)
 
 
-def _translated(error: Exception) -> TrackerError:
+def _translated(error: Exception, uri: str) -> TrackerError:
+    """Return the error of a tracker at `uri`, or at one that is not known, as a sentence."""
     message = without_password(" ".join(str(error).split()))[:500]
     code = getattr(error, "error_code", "")
     if type(error).__name__.startswith("Unsupported"):
@@ -375,6 +379,11 @@ def _translated(error: Exception) -> TrackerError:
     if isinstance(error, ImportError):
         return TrackerError(
             f"mlflow cannot be imported ({message}); pip install 'memscale[mlflow]'"
+        )
+    if UNREACHED.search(str(error)):
+        return TrackerError(
+            f"nothing answers at {without_password(uri) or 'its address'}; correct --tracking-uri "
+            "or MLFLOW_TRACKING_URI, or start the server there"
         )
     if "database is locked" in message:
         return TrackerError(LOCKED)

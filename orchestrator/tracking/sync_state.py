@@ -20,6 +20,8 @@ from orchestrator.records.trial_dir import TrialDir
 from orchestrator.tracking.journal_reader import Mark, batches
 
 FILE = "tracking.json"
+LOCK = "tracking.lock"
+"""Of the sweep's only exporter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,24 @@ def save_problem(sweep: SweepDir, uri: str, sentence: str | None) -> None:
     kept = _tracker(sweep, uri)
     if kept.get("problem") != sentence:
         _save_tracker(sweep, uri, {**kept, "problem": sentence})
+
+
+def forget_unused(sweep: SweepDir) -> None:
+    """Drop trackers that never took anything of the sweep: their addresses may be wrong.
+
+    The caller holds the exporter's lock.
+    """
+    record = read_json(sweep.path / FILE) or {}
+    unused = [
+        uri
+        for uri, kept in record.items()
+        if isinstance(kept, Mapping)
+        and not kept.keys() & {"parent", "submissions"}
+        # The parent run gets its record after the trials' runs.
+        and all(load_trial(trial, uri).run_id is None for trial in sweep.trials())
+    ]
+    if unused:
+        write_json(sweep.path / FILE, {u: kept for u, kept in record.items() if u not in unused})
 
 
 def retries_taken(sweep: SweepDir, uri: str) -> dict[str, dict[str, int]]:

@@ -540,7 +540,8 @@ def test_a_database_that_another_process_locks_delays_and_loses_nothing(runs, cl
 
 def test_the_end_of_a_sweep_does_not_hang_on_a_dead_tracker(runs, sweep):
     (spec, *_) = submitted(sweep, 1)
-    sweep.measure(sweep.start(spec), range(10))
+    attempt = sweep.start(spec)
+    sweep.measure(attempt, range(10))
     port = mlflow_server.free_port("127.0.0.1", 23_000)
 
     with exporting(sweep.disk, f"http://127.0.0.1:{port}", drain_s=600) as exporter:
@@ -548,7 +549,15 @@ def test_the_end_of_a_sweep_does_not_hang_on_a_dead_tracker(runs, sweep):
 
     assert exporter.unsynced_points == 20
     assert exporter.problem is not None
-    assert str(port) in exporter.problem
+    assert exporter.problem.startswith(f"nothing answers at http://127.0.0.1:{port}; ")
+    assert sync_state.problems(sweep.disk) == {f"http://127.0.0.1:{port}": exporter.problem}
+
+    sweep.finish(attempt, step=9)
+    with exporting(sweep.disk, drain_s=600) as exporter:
+        pass
+
+    assert exporter.problem is None
+    assert sync_state.problems(sweep.disk) == {}, "another tracker took it all"
 
 
 @pytest.mark.long

@@ -10,6 +10,8 @@ from workloads.training import device
 
 _BATCH = 64
 """Prompts that go on together."""
+MOST_TOKENS = 64
+"""Tokens to add where nobody says how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +26,12 @@ class Continuation:
     """Whether the model ended the document; otherwise it had no more tokens to add."""
 
 
-def _read_prompts(trained: Any, prompts: Sequence[str], n_tokens: int) -> list[list[int]]:
-    """Return the tokens of every prompt, of an empty one the start of a document.
+def _read_prompts(
+    trained: Any, prompts: Sequence[str], n_tokens: int | None
+) -> tuple[list[list[int]], list[int]]:
+    """Return the tokens of every prompt, and how many to add to each.
+
+    An empty prompt is the start of a document.
 
     Raises:
         ValueError: If the model has no tokenizer for text, or a prompt is too long.
@@ -37,21 +43,25 @@ def _read_prompts(trained: Any, prompts: Sequence[str], n_tokens: int) -> list[l
             "prompt; generate with a trial of source text or triples"
         )
     read = [ids or [tokenizer.separator] for ids in tokenizer.encode(list(prompts))]
+    most = []
     for number, ids in enumerate(read, start=1):
-        if len(ids) + n_tokens > trained.seq_len + 1:
+        # The last token is not read.
+        room = trained.seq_len + 1 - len(ids)
+        if room < (n_tokens or 1):
+            fix = f" or lower --max-tokens to {room}" if room > 0 else ""
             raise ValueError(
-                f"prompt {number} has {len(ids)} tokens, with {n_tokens} to add more than the "
-                f"{trained.seq_len} that the model was trained to read at once; shorten it or "
-                "lower --max-tokens"
+                f"prompt {number} has {len(ids)} tokens, with {n_tokens or 1} to add more than the "
+                f"{trained.seq_len} that the model was trained to read at once; shorten it{fix}"
             )
-    return read
+        most.append(n_tokens or min(MOST_TOKENS, room))
+    return read, most
 
 
 def continuations(
     trained: Any,
     prompts: Sequence[str],
     *,
-    n_tokens: int,
+    n_tokens: int | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -64,7 +74,8 @@ def continuations(
     Args:
         trained: A `TrainedModel`.
         prompts: Texts; an empty one begins a document.
-        n_tokens: Most tokens to add to each.
+        n_tokens: Most tokens to add to each. None: as many as the model reads at once with the
+            prompt, at most MOST_TOKENS.
         temperature: See `Sampling`, as the next two.
         top_k: Most probable tokens that are drawn from.
         top_p: Probability that these have together.
@@ -77,20 +88,27 @@ def continuations(
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     # Before the model is built: a mistake in a prompt shall not take that long to tell.
-    read, tokenizer = _read_prompts(trained, prompts, n_tokens), trained.tokenizer
+    read, most = _read_prompts(trained, prompts, n_tokens)
+    tokenizer = trained.tokenizer
     with device.for_inference(device_name, precision) as (here, bf16):
         decoder = Decoder(trained.build(here), bf16=bf16)
         for start in range(0, len(read), _BATCH):
-            batch = read[start : start + _BATCH]
-            added = decoder.generate(
-                batch,
-                n_tokens=n_tokens,
-                sampling=sampling,
-                seeds=range(seed + start, seed + start + len(batch)),
-                ended=lambda row, ids: ids[-1] == tokenizer.separator,
-            )
-            for prompt, ids in zip(prompts[start:], added, strict=False):
+            batch = range(start, min(start + _BATCH, len(read)))
+            added: dict[int, list[int]] = {}
+            # Those with as much room go on together: a mixer of fixed length takes no more.
+            for room in {most[i] for i in batch}:
+                group = [i for i in batch if most[i] == room]
+                found = decoder.generate(
+                    [read[i] for i in group],
+                    n_tokens=room,
+                    sampling=sampling,
+                    seeds=[seed + i for i in group],
+                    ended=lambda row, ids: ids[-1] == tokenizer.separator,
+                )
+                added.update(zip(group, found, strict=True))
+            for i in batch:
+                ids = added[i]
                 ended = ids[-1] == tokenizer.separator
                 ids = ids[:-1] if ended else ids
                 text = tokenizer.decode(ids)
-                yield Continuation(prompt=prompt, text=text, n_tokens=len(ids), ended=ended)
+                yield Continuation(prompt=prompts[i], text=text, n_tokens=len(ids), ended=ended)

@@ -190,7 +190,7 @@ def read(file: Path) -> str:
             file,
             "is empty",
             "begin with name:, data:, train: and model:; "
-            "memscale plan quickstart shows a sweep that works",
+            "memscale plan --show quickstart shows a sweep that works",
         )
     return text
 

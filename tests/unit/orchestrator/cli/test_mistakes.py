@@ -1,6 +1,8 @@
 """Mistakes on the command line: one sentence each, exit code 2, nothing written."""
 
 import re
+import socket
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -11,6 +13,7 @@ from orchestrator.cli import analyse
 from orchestrator.cli.app import find_trial
 from orchestrator.node import hardware
 from orchestrator.records.errors import NotFoundError
+from orchestrator.tracking.other_trackers import run_copy
 
 SWEEP = """
 name: tiny
@@ -35,7 +38,13 @@ def tiny(tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [("plan", "quickstart", "--runs"), ("submit", "x", "--runs"), ("report", "x", "--out")],
+    [
+        ("plan", "quickstart", "--runs"),
+        ("submit", "x", "--runs"),
+        ("report", "x", "--out"),
+        ("export", "x", "--to"),
+        ("export", "x", "--format", "wandb", "--to"),
+    ],
 )
 def test_a_file_where_a_folder_belongs(tmp_path, words):
     file = tmp_path / "file"
@@ -53,7 +62,7 @@ def test_a_folder_below_a_file_is_named(tiny, tmp_path):
 
     assert code == 2
     assert said.startswith(f"{tiny / 'runs'}")
-    assert "not a directory; name another place (--runs, --out)" in said
+    assert "not a directory; name another place (--runs, --out, --to)" in said
 
 
 @pytest.mark.parametrize("runs", ["/proc", "/proc/xx", "/proc/xx/runs"])
@@ -62,8 +71,51 @@ def test_runs_where_no_folder_can_be_made(tiny, runs):
 
     assert code == 2
     place = "/proc/tiny" if runs == "/proc" else "/proc/xx"
-    told = f"{place}: no such file or directory; name another place (--runs, --out), or change "
+    told = f"{place}: no such file or directory; name another place (--runs, --out, --to), or "
     assert told in said
+
+
+@pytest.mark.parametrize(
+    "words", [("init", "--out"), ("next", "s", "--out"), ("export", "s", "--to")]
+)
+def test_an_output_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch, words):
+    """Errors as the system raises them, wherever in a command that happens."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "s" / "trials").mkdir(parents=True)
+    place = "/proc/zz"
+    if words[0] == "next":
+        monkeypatch.setattr("analysis.load", lambda *args, **options: Path(place).write_text("x"))
+    if words[0] == "export":
+        words = (*words[:2], "--format", "wandb", "--to")
+        monkeypatch.setattr(
+            run_copy,
+            "copy_sweep",
+            lambda *args, **options: Path(place, "wandb").mkdir(parents=True),
+        )
+
+    code, said = memscale(*words, place)
+
+    assert code == 2
+    told = f"{place}: no such file or directory; name another place (--runs, --out, --to), or "
+    assert said.startswith(told)
+
+
+def test_a_sweep_is_no_model_to_export(tmp_path):
+    (tmp_path / "s" / "trials").mkdir(parents=True)
+
+    code, said = memscale("export", "s", "--to", tmp_path / "to", "--runs", tmp_path)
+
+    assert code == 2
+    assert said == (
+        "'s' is a sweep; name one of its trials, which `memscale status s` lists, or give "
+        "--format wandb or --format trackio"
+    )
+
+
+def test_the_help_of_export_names_what_can_be_exported():
+    assert (
+        "Write a trained model (dense, pythia, moe) as a folder" in memscale("export", "--help")[1]
+    )
 
 
 def test_a_report_with_no_place_is_refused_before_the_fits(tmp_path, monkeypatch):
@@ -201,6 +253,20 @@ def test_what_is_not_there_is_one_sentence(tmp_path, monkeypatch, words, sentenc
 
     assert code == 2, said
     assert said.startswith(sentence)
+
+
+def test_a_tracker_where_nothing_answers_is_one_sentence():
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+
+        code, said = memscale("list", "--tracking-uri", f"http://ada:secret@{address}")
+
+    assert code == 1
+    assert said == (
+        f"nothing answers at http://{address}; correct --tracking-uri or MLFLOW_TRACKING_URI, or "
+        "start the server there"
+    )
 
 
 def test_a_trial_of_two_sweeps_is_named_with_its_sweep(tmp_path):

@@ -5,12 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.cli import mlflow_server
 from orchestrator.node import process_group_guard
-from orchestrator.records.errors import StoreError
+from orchestrator.records.errors import NotFoundError, StoreError
 
 
 def test_the_links_open_the_runs_table_and_the_charts():
@@ -71,6 +72,31 @@ def test_nothing_is_served_before_a_sweep(tmp_path):
         mlflow_server.serve(tmp_path, say=print)
 
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("uri", [None, "http://tracker"])
+def test_a_sweep_that_is_nowhere_is_refused_before_a_server_starts(tmp_path, monkeypatch, uri):
+    said = []
+    (tmp_path / "mlflow.db").touch()
+    (tmp_path / "here" / "trials").mkdir(parents=True)
+    there = SimpleNamespace(name="there")
+    monkeypatch.setattr(mlflow_server, "list_tracked_sweeps", lambda uri: [there])
+    monkeypatch.setattr(mlflow_server, "experiment_id", lambda url, sweep: None)
+    monkeypatch.setattr(mlflow_server, "server", lambda *a, **k: 1 / 0)
+    options = {"tracking_uri": uri, "say": said.append}
+
+    with pytest.raises(
+        NotFoundError, match="sweep 'nosuch': neither in .*; there are: here, there$"
+    ):
+        mlflow_server.serve(tmp_path, sweep="nosuch", **options)
+    assert said == []
+
+    for known in ("here", "there", None):
+        if uri is None:
+            with pytest.raises(ZeroDivisionError):
+                mlflow_server.serve(tmp_path, sweep=known, **options)
+        else:
+            mlflow_server.serve(tmp_path, sweep=known, **options)
 
 
 def test_a_tracker_that_does_not_answer_is_named_without_its_password(tmp_path):

@@ -423,6 +423,35 @@ def memscale(*words):
     return result.exit_code, re.sub(r"\s+", " ", result.output).strip()
 
 
+def test_trials_whose_sweep_file_asks_nothing_are_skipped(trial, monkeypatch):
+    asks = dataclasses.replace(
+        trial.spec(),
+        seed=1,
+        evaluation=EvaluationSchedule(suites=("small",), at=(1.0,), rows=5, data="benchmarks"),
+    )
+    sweep = SweepDir(trial.path.parents[1])
+    other = sweep.trial(asks.trial_id)
+    other.create(asks)
+    write_json(other.path / "result.json", read_json(trial.path / "result.json"))
+    monkeypatch.setattr(
+        evaluate_trials, "scheduled", lambda t: [Suite("small")] if t.spec().evaluation else []
+    )
+    runs = ("--runs", sweep.path.parent)
+
+    code, told = memscale("evaluate", "s", "--json", *runs)
+    alone = memscale("evaluate", trial.trial_id, *runs)
+
+    assert code == 0, told
+    assert list(json.loads(told)["models"]) == [other.trial_id]
+    (note,) = json.loads(told)["notes"]
+    assert note == (
+        "1 trial skipped, for which the sweep file has no `evaluation`: "
+        f"{trial.trial_id}; add it and submit again"
+    )
+    assert alone[0] == 2
+    assert alone[1].startswith(f"{trial.trial_id}: nothing to ask; give --suite")
+
+
 def test_mistakes_of_the_command(tmp_path, monkeypatch):
     monkeypatch.delenv("MEMSCALE_BENCHMARKS", raising=False)
     pytest.importorskip("lm_eval")

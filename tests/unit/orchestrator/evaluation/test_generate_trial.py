@@ -61,7 +61,7 @@ def test_prompts_of_options_and_of_a_file(model, tmp_path):
         (("--prompts", "bad.jsonl"), 'bad.jsonl:1: expected {"prompt": "…"}'),
         (("--prompts", "empty.txt"), "empty.txt: holds no prompt"),
         (("--prompt", "a", "--top-k", "3"), "top_k limit what is drawn"),
-        (("--prompt", "a", "--max-tokens", "99"), "lower --max-tokens"),
+        (("--prompt", "a", "--max-tokens", "99"), "lower --max-tokens to 32"),
     ],
 )
 def test_mistakes_are_one_sentence(model, tmp_path, monkeypatch, options, message):
@@ -73,6 +73,13 @@ def test_mistakes_are_one_sentence(model, tmp_path, monkeypatch, options, messag
 
     assert told[0] == 2
     assert message in flat(told)
+
+
+def test_the_first_example_of_its_help_works_on_a_short_model(model):
+    code, shown = memscale("generate", model, "--prompt", "The river", "--device", "cpu")
+
+    assert code == 0, shown
+    assert shown.startswith("The river")
 
 
 def test_a_trial_that_is_not_there(tmp_path):

@@ -1,6 +1,7 @@
 """What a submission writes down before anything starts."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 
 from orchestrator.planning.pricing import Plan, make_plan
 from orchestrator.planning.runtime_prior import Measurement
-from orchestrator.records.errors import ExperimentError, StoreError
+from orchestrator.records.errors import BusyError, ExperimentError, StoreError
+from orchestrator.records.locks import ControllerLock
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.submit import submission
 from orchestrator.submit.submission import Submission
@@ -120,6 +122,25 @@ def test_specs_are_on_the_disk_together_before_a_submission_names_them(
     assert synced.index(".specs.jsonl") < synced.index("submissions/.0001.json")
     assert sweep.trial_folders() == set()
     assert [trial.spec() for trial in sweep.trials()] == [trial.spec for trial in priced.trials]
+
+
+def test_a_sweep_that_runs_is_refused_with_a_way_to_end_it_and_go_on(tmp_path: Path) -> None:
+    sweep = SweepDir(tmp_path / "s")
+    (sweep.path / "trials").mkdir(parents=True)
+    lock = ControllerLock(sweep, submission=1)
+    lock.acquire()
+    try:
+        with pytest.raises(BusyError) as refused:
+            submission.refuse_if_busy(sweep.snapshot())
+    finally:
+        lock.release()
+
+    said = str(refused.value)
+    assert "runs it already, and nothing of this submission was taken up; watch it with" in said
+    assert (
+        f"end it with Ctrl-C or `kill {os.getpid()}` there, which writes checkpoints, and" in said
+    )
+    assert "cancel" not in said
 
 
 def test_nothing_is_written_where_there_is_no_cluster(

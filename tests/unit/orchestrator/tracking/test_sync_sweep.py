@@ -794,6 +794,25 @@ def test_status_says_which_tracker_lacks_measurements_and_why(sweep, disk):
     assert "lacks" not in CliRunner().invoke(app, words).output
 
 
+def test_a_tracker_that_never_took_anything_is_forgotten(sweep, disk, new_store):
+    sweep.submit([disk.make_spec(0)])
+    used, wrong, cut_off = (new_store(f"http://{name}") for name in ("used", "wrong", "cut_off"))
+    SweepSync(sweep.disk, used).round()
+    cut_off.fail_at = 12
+    with pytest.raises(TrackerError):
+        SweepSync(sweep.disk, cut_off).round()
+    assert "create_run" in cut_off.log
+    assert sync_state.load_parent(sweep.disk, cut_off.uri) is None
+    for store in (used, wrong, cut_off):
+        sync_state.save_problem(sweep.disk, store.uri, "nothing answers")
+    identity = sync_state.folder_id(sweep.disk)
+
+    sync_state.forget_unused(sweep.disk)
+
+    assert sync_state.problems(sweep.disk).keys() == {used.uri, cut_off.uri}
+    assert sync_state.folder_id(sweep.disk) == identity
+
+
 def test_a_locked_database_is_told_from_other_outages(tmp_path):
     holder = sqlite3.connect(tmp_path / "held.db", isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")

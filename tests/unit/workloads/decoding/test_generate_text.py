@@ -73,5 +73,31 @@ def test_what_cannot_be_read_is_refused(trained):
     wordless = TrainedModel(**{**vars(trained), "tokenizer": None})
     with pytest.raises(ValueError, match="no tokenizer for text"):
         list(continuations(wordless, ["the"], n_tokens=1, **CPU))
-    with pytest.raises(ValueError, match="prompt 2 has .* lower --max-tokens"):
-        list(continuations(trained, ["the", "the river"], n_tokens=SEQ_LEN, **CPU))
+    short, long = (len(trained.tokenizer.encode([text])[0]) for text in ("the", "the river"))
+    assert short < long
+    with pytest.raises(
+        ValueError, match=f"prompt 2 has .* lower --max-tokens to {SEQ_LEN + 1 - long}$"
+    ):
+        list(continuations(trained, ["the", "the river"], n_tokens=SEQ_LEN + 1 - short, **CPU))
+    with pytest.raises(ValueError, match="prompt 1 has .* at once; shorten it$"):
+        list(continuations(trained, ["the river " * SEQ_LEN], **CPU))
+
+
+def test_without_a_number_each_prompt_gets_what_fits(trained):
+    prompts = ["the", "the river and the city", "a"]
+    lengths = [len(ids) for ids in trained.tokenizer.encode(prompts)]
+    rooms = [SEQ_LEN + 1 - n for n in lengths]
+    assert len({*rooms}) > 1
+    options = {"temperature": 1.0, "seed": 3, **CPU}
+    longer = TrainedModel(**{**vars(trained), "seq_len": SEQ_LEN + 50})
+
+    found = list(continuations(trained, prompts, **options))
+
+    alone = [
+        one
+        for i, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
+        for one in continuations(trained, [prompt], n_tokens=room, **{**options, "seed": 3 + i})
+    ]
+    assert found == alone
+    assert all(one.n_tokens == room or one.ended for one, room in zip(found, rooms, strict=True))
+    assert all(one.n_tokens == 64 or one.ended for one in continuations(longer, ["the"], **CPU))

@@ -112,6 +112,7 @@ def test_everything_that_cannot_be_read_is_told_at_once(tmp_path: Path) -> None:
         "/empty.yaml: is named twice",
         "/good.yaml: is named twice",
     ]
+    assert "memscale plan --show quickstart shows a sweep that works" in str(problems[0])
 
 
 def test_files_of_the_same_name_are_called_by_their_paths(tmp_path: Path) -> None:
