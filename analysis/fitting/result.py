@@ -394,7 +394,7 @@ class LawFit:
     def x_reaching(self, y: float, *, y_draws: Array | None = None) -> tuple[float, float, float]:
         """Return (x, low, high) where a curve of one size reaches y; inf where it never does.
 
-        An end of the interval more than `REACH` times below or above the runs is 0 or inf.
+        A lower end more than `REACH` times below the runs is 0, an upper one above them inf.
 
         Args:
             y: Value to reach.
@@ -413,8 +413,7 @@ class LawFit:
         logs = np.log(np.clip(reached, 1e-300, 1e300))
         low, high = np.exp(percentile_interval(logs, level=self.levels.curve)).tolist()
         least, most = self.x.min() / REACH, self.x.max() * REACH
-        low, high = (0.0 if end < least else np.inf if end > most else end for end in (low, high))
-        return best, low, high
+        return best, 0.0 if low < least else low, np.inf if high > most else high
 
     def problem(self) -> LawProblem:
         """Return the optimiser's view of the runs, for a profile likelihood."""

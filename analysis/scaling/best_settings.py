@@ -85,6 +85,17 @@ def chosen_between(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
     return [name for name in names if name not in (*apart, LENGTH)]
 
 
+def has_lengths(table: pd.DataFrame) -> bool:
+    """Whether an architecture was trained for several lengths at one size.
+
+    Also where another setting changes with the length, so that it alone counts as varied.
+    """
+    if LENGTH not in table:
+        return False
+    lengths = table.groupby([table["architecture"], size_names(table)], sort=False)[LENGTH]
+    return bool((lengths.nunique() > 1).any())
+
+
 def settings_apart(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """Return the settings whose values answer different questions, so that none is the best.
 

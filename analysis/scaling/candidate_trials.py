@@ -16,7 +16,7 @@ from analysis.formatting import count, some_of
 from analysis.laws.registry import law_named
 from analysis.loading.schema import setting
 from analysis.scaling.architecture_laws import ArchitectureLaws
-from analysis.scaling.best_settings import LENGTH, chosen_between, size_names
+from analysis.scaling.best_settings import LENGTH, chosen_between, has_lengths, size_names
 from analysis.scaling.design_candidate import Candidate
 from analysis.scaling.design_result import ExperimentalDesign
 from analysis.scaling.design_targets import LossAt, Target, parse_target
@@ -274,9 +274,10 @@ def _worse_settings(table: pd.DataFrame) -> Callable[[Any], str | None]:
     if not tuned:
         return lambda spec: None
     rows = table.drop_duplicates("configuration")
+    apart = [name for name in varied if name not in (*tuned, LENGTH)]
     places = size_names(rows)
-    if LENGTH in varied:
-        places = places + " " + rows[LENGTH].astype(str)
+    for name in (*apart, *[LENGTH] * has_lengths(rows)):
+        places = places + " " + rows[name].astype(str)
     cells = [dict(zip(tuned, row, strict=True)) for row in rows[tuned].itertuples(index=False)]
     tried = pd.Series([_label(row, tuned) for row in cells], index=rows.index)
     is_best = rows["configuration"].isin(best_rows(table)["configuration"])
@@ -286,7 +287,10 @@ def _worse_settings(table: pd.DataFrame) -> Callable[[Any], str | None]:
         mine = rows[rows["architecture"] == spec.architecture]
         here = np.asarray([spec.accounting[column] for column in axes], dtype=np.float64)
         distances = np.abs(np.log(mine[axes].to_numpy(dtype=np.float64) / here)).sum(axis=1)
-        nearest = mine.index[int(distances.argmin())]
+        near = mine.index[np.argsort(distances, kind="stable")]
+        asked = _label(flat_settings(spec), apart)
+        alike_apart = (i for i in near if _label(rows.loc[i], apart) == asked)
+        nearest = next(alike_apart, near[0])
         there = mine.index[places[mine.index] == places[nearest]]
         alike = there[tried[there] == _label(flat_settings(spec), tuned)]
         if alike.empty or is_best[alike].any():

@@ -34,12 +34,14 @@ def match_cost(
     one: Configuration, there: Sequence[Configuration], measure: CostMeasure
 ) -> CostMatch | None:
     """Return what of the reference costs as much as a configuration, None without a match."""
-    column, amount = measure.column, one.costs[measure.column]
     if measure in TIMED:
         made = counterpart(one, there, measure)
         if made is None:
             return None
-        return CostMatch(weights={made.name: 1.0}, amount=amount, error=0.0, by_match=True)
+        # Says which size is the largest, and is no cost that was compared.
+        size = one.costs.get(measure.column, one.params)
+        return CostMatch(weights={made.name: 1.0}, amount=size, error=0.0, by_match=True)
+    column, amount = measure.column, one.costs[measure.column]
     if measure == BASE:
         same = [
             c

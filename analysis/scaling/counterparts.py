@@ -42,6 +42,11 @@ QUANTITIES = {
 """Cost measure to the key of `match` that holds it equal."""
 
 
+MOST_GAP = math.log(1.5)
+"""Where there are several lengths: measured seconds of counterparts differ by less, ln, though GPUs
+are shared. Without it a trial whose counterpart is missing would get that of another length."""
+
+
 def held_to(one: Configuration, measure: CostMeasure) -> str | None:
     """Return the architecture or number to which `match` made a cost equal, None if it did not."""
     if measure in TIMED and one.solved_tokens != (measure == TRAINING_TIME):
@@ -71,6 +76,8 @@ def counterpart(
 ) -> Configuration | None:
     """Return the counterpart in a cost that no column has, None if it is not there."""
     found = [c for c in there if is_counterpart(one, c, measure)]
+    if len({c.tokens for c in found}) > 1:
+        found = [c for c in found if _gap(one, c) < MOST_GAP]
 
     # It is the same trial but for its architecture. Others may have its preset and another width,
     # or better rates. Where several tokens were matched, seconds of training say which are whose.

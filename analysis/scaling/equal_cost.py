@@ -129,7 +129,8 @@ def equal_cost(
     unmatched = []
     of_reference = [c for c in every if c.architecture == reference]
     for measure in (*_measures(every), BASE):
-        if measure.column not in table or table[measure.column].isna().any():
+        counted = measure.column in table and not table[measure.column].isna().any()
+        if not counted and measure not in TIMED:
             continue
         compared = list(candidates) if measure != BASE else _added_to_presets(candidates, found)
         pool = theirs

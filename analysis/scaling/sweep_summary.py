@@ -14,10 +14,12 @@ from analysis.fitting.result import LawFit
 from analysis.loading.load import Runs
 from analysis.loading.run_checks import check_runs
 from analysis.scaling.best_settings import (
+    LENGTH,
     BestSetting,
     best_of_every_size,
     best_settings,
     chosen_between,
+    has_lengths,
     settings_apart,
     tuned_settings,
 )
@@ -178,7 +180,8 @@ def best_rows(table: pd.DataFrame) -> pd.DataFrame:
     tuned = chosen_between(table, varied)
     if not tuned:
         return table
-    series = name_series(table, by=[name for name in varied if name not in tuned])
+    by = [name for name in varied if name not in (*tuned, LENGTH)]
+    series = name_series(table, by=[*by, *[LENGTH] * has_lengths(table)])
     return best_of_every_size(table, series)
 
 

@@ -2,7 +2,6 @@
 
 import shlex
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +19,9 @@ class Format(StrEnum):
     TRACKIO = "trackio"
 
 
-EXPORTED = ", ".join(import_module("workloads.checkpoint.huggingface").EXPORTED)
-"""Architectures whose models can be written; this package imports nothing."""
+EXPORTED = ("dense", "pythia", "moe")
+"""Architectures whose models can be written, as in `workloads.checkpoint.huggingface`. That is not
+imported here, where a `workloads.py` of the current folder may come first."""
 READ_BY = {
     Format.WANDB: "wandb sync {}/wandb/offline-run-*",
     Format.TRACKIO: "TRACKIO_DIR={} trackio show",
@@ -31,7 +31,7 @@ READ_BY = {
 @verb(
     epilog="Examples: memscale export dense-1f0c --to models/dense  ·  "
     "memscale export quickstart --format wandb --to copies",
-    help=f"Write a trained model ({EXPORTED}) as a folder that transformers loads "
+    help=f"Write a trained model ({', '.join(EXPORTED)}) as a folder that transformers loads "
     "(AutoModelForCausalLM, AutoTokenizer), or the measurements of a sweep as files of another "
     "tracker.",
 )

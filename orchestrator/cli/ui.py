@@ -55,14 +55,17 @@ def _send_report(sweep: str | None, runs: Path, tracking_uri: str | None) -> Non
 @verb(epilog="Example: memscale sync quickstart --tracking-uri http://127.0.0.1:5000")
 def sync(sweep: SweepName, runs: Runs = Path("runs"), tracking_uri: TrackingUri = None) -> None:
     """Send what the tracker does not have yet, from the trial directories alone."""
+    from orchestrator.tracking import sync_state
     from orchestrator.tracking.exporter_process import exporting
 
-    with exporting(find_sweep(runs, sweep), tracking_uri) as exporter:
+    folder = find_sweep(runs, sweep)
+    known = sync_state.trackers(folder)
+    with exporting(folder, tracking_uri) as exporter:
         pass
     drained = exporter.drained
     assert drained is not None, "the end of `exporting` drains"
     if not drained.complete:
-        exporter.forget_unused()
+        exporter.forget_unused(but=known)
         typer.echo(
             f"{drained.missing} not in the tracker yet: {drained.problem}. "
             "Run this again when that is mended.",

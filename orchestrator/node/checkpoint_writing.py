@@ -9,27 +9,27 @@ class CheckpointWriting:
     """Watches one rank of this machine.
 
     A large checkpoint takes minutes on a slow disk. What tells it from a rank that is stuck is that
-    the rank goes on writing.
+    the rank goes on writing or reading, or waits for the disk, as in fsync.
     """
 
     def __init__(self, pid: int, reader: ProgressReader) -> None:
         """Watch the process `pid`, whose board `reader` reads."""
         self._pid, self._reader = pid, reader
-        self._written = -1
+        self._moved = -1
 
     def goes_on(self) -> bool:
-        """Whether the rank is at a checkpoint and has written bytes since the last call."""
+        """Whether the rank is at a checkpoint and has moved bytes since the last call."""
         progress = self._reader.progress()
         if progress is None or progress.phase != "checkpoint":
             return False
-        before, self._written = self._written, bytes_written(self._pid)
-        return self._written > before
+        before, self._moved = self._moved, bytes_moved(self._pid)
+        return self._moved > before or self._reader.waits_for_disk()
 
 
-def bytes_written(pid: int) -> int:
-    """Return the bytes that a process has passed to the kernel; -1 if that is not to be had."""
+def bytes_moved(pid: int) -> int:
+    """Return the bytes that a process has written and read; -1 if that is not to be had."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines()
     except OSError:
         return -1
-    return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), -1)
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("wchar:", "rchar:")))

@@ -109,11 +109,19 @@ class ProgressReader:
 
     def unresponsive_reason(self) -> str | None:
         """Return why the rank cannot write its stacks, if the kernel says so."""
+        return _STATES.get(self._state())
+
+    def waits_for_disk(self) -> bool:
+        """Whether the kernel waits for a disk or a device on the rank's behalf."""
+        return self._state() == "D"
+
+    def _state(self) -> str:
+        """Return the state that /proc shows; empty if there is no such process."""
         try:
             stat = Path(f"/proc/{self._pid}/stat").read_text()
         except OSError:
-            return None
-        return _STATES.get(stat[stat.rindex(")") + 2])
+            return ""
+        return stat[stat.rindex(")") + 2]
 
     def close(self) -> None:
         """Close the file."""

@@ -39,6 +39,9 @@ AFTER_DONE_S = 120.0
 """How long the other ranks may outlive one that finished."""
 STOP_TIMEOUT_S = 60.0
 """How long ranks may take to leave after SIGTERM, and after they last wrote to a checkpoint."""
+STOP_ELSEWHERE_S = 1800.0
+"""The same where rank 0 runs on another node, for whose checkpoint these may wait. If it is stuck,
+its supervisor ends it, and with it the attempt."""
 STACKS_S = 5.0
 """How long ranks may take to write their stacks before they are killed. It takes milliseconds."""
 IDLE_S = 5.0
@@ -84,7 +87,7 @@ class _AttemptRanks:
 
     def stop(self, now: float) -> None:
         """Let ranks that were asked to stop have their time."""
-        self.limit(now + STOP_TIMEOUT_S)
+        self.limit(now + (STOP_TIMEOUT_S if 0 in self.launch.local_ranks else STOP_ELSEWHERE_S))
         self.checkpoints = [
             CheckpointWriting(self.processes[rank].pid, self.readers[rank])
             for rank in self.left
@@ -97,7 +100,7 @@ class _AttemptRanks:
             # Of each, so that none is first looked at when the others are done.
             written = [checkpoint.goes_on() for checkpoint in self.checkpoints]
             if any(written):
-                self.deadline = now + STOP_TIMEOUT_S
+                self.deadline = max(self.deadline or now, now + STOP_TIMEOUT_S)
 
     def hung(self, now: float) -> str | None:
         """Return the description of a hang, None while there is none. Checks now and then only."""

@@ -73,10 +73,13 @@ def is_unusable(error: OSError, given: Iterable[Path] = ()) -> bool:
     """
     if error.filename is None:
         return False
-    if error.errno not in UNUSABLE_IF_GIVEN:
+    if error.errno not in UNUSABLE_IF_GIVEN or not isinstance(error.filename, str | bytes):
         return error.errno in UNUSABLE
     place = Path(os.fsdecode(error.filename)).absolute()
     paths = [path.absolute() for path in given]
+    if error.errno == errno.EEXIST:
+        return place in paths
+    # A scratch file beside its final name, too.
     return any(place in (path, *path.parents) or place.parent == path for path in paths)
 
 

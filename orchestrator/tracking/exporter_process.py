@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,11 +142,16 @@ class ExporterProcess:
         self.drained = DrainResult(points_waiting=self.unsynced_points, problem=reason)
         return self.drained
 
-    def forget_unused(self) -> None:
-        """Drop trackers that never took anything, after the end; not if another exporter runs."""
+    def forget_unused(self, *, but: Collection[str]) -> None:
+        """Drop trackers that never took anything, after the end; not if another exporter runs.
+
+        Args:
+            but: Addresses that are kept in any case.
+        """
         lock = locked(self.sweep.path / sync_state.LOCK)
         if lock is not None:
-            sync_state.forget_unused(self.sweep)
+            with suppress(OSError):  # a full disk, say: the next one does it
+                sync_state.forget_unused(self.sweep, but=but)
             os.close(lock)
 
     def stop(self) -> None:

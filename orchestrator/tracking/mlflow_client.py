@@ -382,8 +382,8 @@ def _translated(error: Exception, uri: str) -> TrackerError:
         )
     if UNREACHED.search(str(error)):
         return TrackerError(
-            f"nothing answers at {without_password(uri) or 'its address'}; correct --tracking-uri "
-            "or MLFLOW_TRACKING_URI, or start the server there"
+            f"nothing answers at {without_password(uri) or 'its address'}; start the server there, "
+            "or correct --tracking-uri or MLFLOW_TRACKING_URI"
         )
     if "database is locked" in message:
         return TrackerError(LOCKED)

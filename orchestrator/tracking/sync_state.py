@@ -7,7 +7,7 @@ timestamps, into the same run.
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,16 +129,26 @@ def save_problem(sweep: SweepDir, uri: str, sentence: str | None) -> None:
         _save_tracker(sweep, uri, {**kept, "problem": sentence})
 
 
-def forget_unused(sweep: SweepDir) -> None:
+def trackers(sweep: SweepDir) -> frozenset[str]:
+    """Return the addresses of all trackers that the sweep has a record of."""
+    return frozenset(read_json(sweep.path / FILE) or {})
+
+
+def forget_unused(sweep: SweepDir, *, but: Collection[str] = ()) -> None:
     """Drop trackers that never took anything of the sweep: their addresses may be wrong.
 
     The caller holds the exporter's lock.
+
+    Args:
+        sweep: Whose trackers.
+        but: Addresses that are kept in any case: a tracker that is only down took nothing, either.
     """
     record = read_json(sweep.path / FILE) or {}
     unused = [
         uri
         for uri, kept in record.items()
         if isinstance(kept, Mapping)
+        and uri not in but
         and not kept.keys() & {"parent", "submissions"}
         # The parent run gets its record after the trials' runs.
         and all(load_trial(trial, uri).run_id is None for trial in sweep.trials())

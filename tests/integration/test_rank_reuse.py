@@ -87,6 +87,7 @@ def test_trials_of_one_kind_share_processes_and_find_the_same_numbers(shared, al
 
 def test_a_killed_process_takes_no_number_from_its_neighbour(shared, alone):
     """Two trials share the stand-in; the process of one is killed between its steps."""
+    killed = []
 
     def kill_one():
         sweep, deadline = SweepDir(shared / "reuse"), time.monotonic() + 120
@@ -97,6 +98,7 @@ def test_a_killed_process_takes_no_number_from_its_neighbour(shared, alone):
                 (process,) = registered(trial.attempts()[0])
                 if process.alive() and trial.result() is None:
                     os.kill(process.pid, signal.SIGKILL)
+                    killed.append(process)
                     return
             time.sleep(0.002)
 
@@ -105,6 +107,7 @@ def test_a_killed_process_takes_no_number_from_its_neighbour(shared, alone):
     submit("share", "{gpus: 0.5}", "retries: {failure: 2}\n")
     killer.join()
 
+    assert killed, "no trial was seen between its steps"
     trials = SweepDir(shared / "reuse").trials()
     assert sorted(len(trial.attempts()) for trial in trials) == [1, 1, 1, 2]
     assert all(trial.attempts()[-1].end()["outcome"] == "done" for trial in trials)

@@ -91,7 +91,9 @@ def _write_until_go(request, state, steps, reporter):
     pause = threading.Event()
     with (request.trial.path / "large").open("wb", buffering=0) as file:
         while not (request.trial.path / "go").exists():
-            if not (request.trial.path / "stuck").exists():
+            if (request.trial.path / "stuck").exists():
+                (request.trial.path / "is-stuck").touch()
+            else:
                 file.write(b"x")
             pause.wait(POLL_S)
 

@@ -419,6 +419,9 @@ def test_a_size_far_beyond_the_runs_is_no_end_of_an_interval():
 
     ends = np.asarray([fit.x_reaching(y)[1:] for y in values])
 
+    best = np.asarray([fit.x_reaching(y)[0] for y in values])
+    assert (ends[:, 0] <= np.nextafter(best, np.inf) * 1.5).all()
+    assert np.isfinite(ends[:, 0]).all()
     known = ends[np.isfinite(ends) & (ends > 0)]
     assert np.isinf(ends[:, 1]).any()
     assert len(known) > 10

@@ -2,11 +2,12 @@ import dataclasses
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 import analysis
-from analysis.scaling.candidate_trials import candidates_of, propose
+from analysis.scaling.candidate_trials import _worse_settings, candidates_of, propose
 from analysis.scaling.comparison import compare_architectures
 from analysis.scaling.design_sweep import sweep_texts
 from analysis.scaling.design_targets import LossAt
@@ -358,6 +359,34 @@ def test_training_lengths_are_never_chosen_between(trained):
 
     assert len(best_rows(runs.table)) == len(runs.table) == 48
     assert not analysis.fit_sweep(runs, n_draws=0, specs=()).best
+
+
+def test_lengths_are_kept_where_a_rate_changes_with_them(trained):
+    table = analysis.load(trained / "runs", sweep="tables").table
+    table = table.assign(**{"train.lr": 1e4 / table["train.tokens"]})
+
+    assert len(best_rows(table)) == len(table) == 48
+
+
+def test_a_rate_that_a_table_never_had_is_not_called_worse(tuned):
+    """1e-2 was worse with 16 keys, and nobody tried it with 64."""
+    table = analysis.load(tuned / "runs", sweep="rates").table
+    larger = table[(table["architecture"] == "memory_plus") & (table["train.lr"] == 3e-2)]
+    larger = larger.assign(
+        configuration=larger["configuration"] + " 64",
+        **{"model.n_keys": 64, "total_params": larger["total_params"] + 10.0},
+    )
+    done = SweepDir(tuned / "runs" / "rates").snapshot()
+    plan = make_plan(load_sweep(tuned / "rates.yaml"), done, []).trials
+    specs = [
+        dataclasses.replace(t.spec, model={**t.spec.model, "n_keys": 64})
+        for t in plan
+        if t.spec.architecture == "memory_plus"
+    ]
+
+    why = _worse_settings(pd.concat([table, larger], ignore_index=True))
+
+    assert {why(spec) for spec in specs if spec.train["lr"] == 1e-2} == {None}
 
 
 def test_candidates_on_other_data_are_none(trained, monkeypatch):

@@ -330,3 +330,32 @@ def test_a_match_of_step_times_comes_before_flops_of_neighbours():
     assert names.index("step_time") == 0
     assert names.count("flops") == 2
     assert [d.candidate for d in found.differences if d.measure.name == "step_time"] == ["memory"]
+
+
+def test_a_trial_without_its_counterpart_gets_none_of_another_length():
+    parts = []
+    for i, (tokens, below) in enumerate([(1e6, 0.0), (2e6, 0.4), (4e6, 0.7)]):
+        one = matched({"step_time": None, "solve": "tokens"}, sizes=("d8",))
+        one = one[one["model.d_ff"] == 8]
+        of_memory = one["architecture"] == "memory"
+        one["training_tokens"] = np.where(of_memory, 0.8 * tokens, tokens)
+        one["train_seconds"] = 2.0**i * np.where(of_memory, 1.05, 1.0)
+        one["loss"] -= below
+        parts.append(one.assign(configuration=one["configuration"] + f" {tokens:g}"))
+    parts[1] = parts[1][parts[1]["architecture"] == "memory"]
+
+    first = equal_cost(pd.concat(parts), reference="dense").differences[0]
+
+    assert (first.measure.name, first.n_sizes, first.n_unmatched) == ("training_time", 2, 1)
+    assert first.mean.value == pytest.approx(-0.05, abs=3e-3)
+
+
+def test_step_times_are_compared_where_flops_are_not_known():
+    table = matched({"step_time": None, "solve": "d_ff"})
+    table["training_flops"] = table["training_flops"].astype(float)
+    table.loc[table.index[0], "training_flops"] = np.nan
+
+    measures = {d.measure.name for d in equal_cost(table, reference="dense").differences}
+
+    assert "step_time" in measures
+    assert "flops" not in measures

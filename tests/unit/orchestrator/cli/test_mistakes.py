@@ -9,11 +9,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from orchestrator import cli
-from orchestrator.cli import analyse
+from orchestrator.cli import analyse, export
 from orchestrator.cli.app import find_trial
 from orchestrator.node import hardware
 from orchestrator.records.errors import NotFoundError
 from orchestrator.tracking.other_trackers import run_copy
+from workloads.checkpoint.huggingface.families import FAMILIES
 
 SWEEP = """
 name: tiny
@@ -116,6 +117,7 @@ def test_the_help_of_export_names_what_can_be_exported():
     assert (
         "Write a trained model (dense, pythia, moe) as a folder" in memscale("export", "--help")[1]
     )
+    assert {family.architecture for family in FAMILIES.values()} == {*export.EXPORTED}
 
 
 def test_a_report_with_no_place_is_refused_before_the_fits(tmp_path, monkeypatch):
@@ -264,8 +266,8 @@ def test_a_tracker_where_nothing_answers_is_one_sentence():
 
     assert code == 1
     assert said == (
-        f"nothing answers at http://{address}; correct --tracking-uri or MLFLOW_TRACKING_URI, or "
-        "start the server there"
+        f"nothing answers at http://{address}; start the server there, or correct --tracking-uri "
+        "or MLFLOW_TRACKING_URI"
     )
 
 

@@ -62,24 +62,31 @@ def test_one_that_fails_is_not_said_to_have_taken_too_long(tmp_path, monkeypatch
 
 
 def test_a_wrong_address_is_forgotten_once_sync_has_told_it(sweep, monkeypatch):
-    stdin = Path(os.devnull).open("wb", buffering=0)  # noqa: SIM115 -- the exporter closes it
-    failed = SimpleNamespace(stdin=stdin, poll=lambda: 4, wait=lambda timeout: 4, pid=1)
-    monkeypatch.setattr(exporter_process.subprocess, "Popen", lambda *_, **__: failed)
+    """But not where it was known before: a tracker that is only down took nothing, either."""
     runs, wrong = sweep.disk.path.parent, "http://wrong"
-    words = ["demo", "--runs", str(runs), "--tracking-uri", wrong]
+
+    def fail(*_: object, **__: object) -> SimpleNamespace:
+        stdin = Path(os.devnull).open("wb", buffering=0)  # noqa: SIM115 -- the exporter closes it
+        sync_state.save_problem(sweep.disk, wrong, "nothing answers at http://wrong")
+        return SimpleNamespace(stdin=stdin, poll=lambda: 4, wait=lambda timeout: 4, pid=1)
+
+    monkeypatch.setattr(exporter_process.subprocess, "Popen", fail)
+    words = ["sync", "demo", "--runs", str(runs), "--tracking-uri", wrong]
     sweep.submit([])
     sweep.disk.path.joinpath("trials").mkdir(exist_ok=True)
-    sync_state.save_problem(sweep.disk, wrong, "nothing answers at http://wrong")
 
-    lock = locked(sweep.disk.path / sync_state.LOCK)
-    CliRunner().invoke(app, ["sync", *words])
-    assert sync_state.problems(sweep.disk), "another exporter is at work"
-    os.close(lock)
-    told = CliRunner().invoke(app, ["sync", *words])
+    told = CliRunner().invoke(app, words)
 
     assert told.exit_code == 1
     assert "nothing answers at http://wrong" in told.output
     assert sync_state.problems(sweep.disk) == {}
+
+    lock = locked(sweep.disk.path / sync_state.LOCK)
+    CliRunner().invoke(app, words)
+    os.close(lock)
+    assert sync_state.problems(sweep.disk), "another exporter is at work"
+    CliRunner().invoke(app, words)
+    assert sync_state.problems(sweep.disk), "it was known before"
 
 
 def test_it_has_the_environment_of_before_what_a_launcher_set(tmp_path, started, monkeypatch):
