@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch
 from orchestrator.node import log_cap
-from orchestrator.node.checkpoint_writing import CheckpointWriting
+from orchestrator.node.checkpoint_progress import CheckpointProgress
 from orchestrator.node.fork_server_process import ForkServerProcess
 from orchestrator.node.hang_detection import HangDetector
 from orchestrator.node.hardware import (
@@ -65,7 +65,7 @@ class _AttemptRanks:
     out_of_memory: set[int] = field(default_factory=set)
     deadline: float | None = None
     """When those that are left are ended."""
-    checkpoints: list[CheckpointWriting] = field(default_factory=list)
+    checkpoints: list[CheckpointProgress] = field(default_factory=list)
     """Of ranks that were asked to stop: the deadline is put off while one is being written."""
     hang: str | None = None
     checked_at: float = -CHECK_S
@@ -89,7 +89,7 @@ class _AttemptRanks:
         """Let ranks that were asked to stop have their time."""
         self.limit(now + (STOP_TIMEOUT_S if 0 in self.launch.local_ranks else STOP_ELSEWHERE_S))
         self.checkpoints = [
-            CheckpointWriting(self.processes[rank].pid, self.readers[rank])
+            CheckpointProgress(self.processes[rank].pid, self.readers[rank])
             for rank in self.left
             if rank in self.processes
         ]

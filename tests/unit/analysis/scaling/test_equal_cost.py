@@ -265,8 +265,8 @@ def test_what_match_held_equal_comes_first(key, by_dense):
     assert "base" not in {d.measure.name for d in found.differences}, "d_ff is not the preset's"
 
 
-def test_of_several_tokens_each_has_the_counterpart_of_its_seconds():
-    """`match` records what it solved for, and not what the counterpart trained for."""
+def of_three_lengths():
+    """Return a table per length of dense, and of a memory whose tokens match its seconds."""
     parts = []
     for i, (tokens, below) in enumerate([(1e6, 0.0), (2e6, 0.4), (4e6, 0.7)]):
         one = matched({"step_time": None, "solve": "tokens"}, sizes=("d8",))
@@ -276,8 +276,12 @@ def test_of_several_tokens_each_has_the_counterpart_of_its_seconds():
         one["train_seconds"] = 2.0**i * np.where(of_memory, 1.05, 1.0)
         one["loss"] -= below
         parts.append(one.assign(configuration=one["configuration"] + f" {tokens:g}"))
+    return parts
 
-    found = equal_cost(pd.concat(parts), reference="dense")
+
+def test_of_several_tokens_each_has_the_counterpart_of_its_seconds():
+    """`match` records what it solved for, and not what the counterpart trained for."""
+    found = equal_cost(pd.concat(of_three_lengths()), reference="dense")
 
     first = found.differences[0]
     assert (first.measure.name, first.n_sizes) == ("training_time", 3)
@@ -333,15 +337,7 @@ def test_a_match_of_step_times_comes_before_flops_of_neighbours():
 
 
 def test_a_trial_without_its_counterpart_gets_none_of_another_length():
-    parts = []
-    for i, (tokens, below) in enumerate([(1e6, 0.0), (2e6, 0.4), (4e6, 0.7)]):
-        one = matched({"step_time": None, "solve": "tokens"}, sizes=("d8",))
-        one = one[one["model.d_ff"] == 8]
-        of_memory = one["architecture"] == "memory"
-        one["training_tokens"] = np.where(of_memory, 0.8 * tokens, tokens)
-        one["train_seconds"] = 2.0**i * np.where(of_memory, 1.05, 1.0)
-        one["loss"] -= below
-        parts.append(one.assign(configuration=one["configuration"] + f" {tokens:g}"))
+    parts = of_three_lengths()
     parts[1] = parts[1][parts[1]["architecture"] == "memory"]
 
     first = equal_cost(pd.concat(parts), reference="dense").differences[0]

@@ -1,11 +1,11 @@
-"""Whether a rank that was asked to stop still writes its checkpoint."""
+"""Progress of a checkpoint: whether a rank that was asked to stop still writes it."""
 
 from pathlib import Path
 
 from orchestrator.node.progress_board import ProgressReader
 
 
-class CheckpointWriting:
+class CheckpointProgress:
     """Watches one rank of this machine.
 
     A large checkpoint takes minutes on a slow disk. What tells it from a rank that is stuck is that
