@@ -88,13 +88,13 @@ def run(request, spec, reporter):
 def _write_until_go(request, state, steps, reporter):
     reporter.progress(state["step"], steps, "checkpoint", {})
     (request.trial.path / "at-checkpoint").touch()
-    pause = threading.Event()
+    pause, piece = threading.Event(), bytes(2**24)
     with (request.trial.path / "large").open("wb", buffering=0) as file:
         while not (request.trial.path / "go").exists():
             if (request.trial.path / "stuck").exists():
-                (request.trial.path / "is-stuck").touch()
+                (request.trial.path / "is-stuck").write_text("a heartbeat")
             else:
-                file.write(b"x")
+                os.pwrite(file.fileno(), piece, 0)
             pause.wait(POLL_S)
 
 

@@ -95,8 +95,10 @@ def at_checkpoint(node, launch):
 
 
 def wait_until_it_wrote(trial):
-    size = (trial / "large").stat().st_size
-    wait_until(lambda: (trial / "large").stat().st_size > size)
+    """Wait for a write that began after now."""
+    for _ in range(2):
+        before = (trial / "large").stat().st_mtime_ns
+        wait_until(lambda: (trial / "large").stat().st_mtime_ns > before)  # noqa: B023
 
 
 def seen(launch, rank=0):
