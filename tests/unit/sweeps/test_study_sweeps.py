@@ -39,12 +39,17 @@ class EqualSteps:
 
 @pytest.fixture(autouse=True)
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand in for the text that the files look for in the current folder."""
+    """Stand in for the text and the facts that the files look for in the current folder."""
     (tmp_path / "data").mkdir()
     article = json.dumps({"text": "a few words " * 300})
     for part in ("train-00", "valid"):
         with gzip.open(tmp_path / "data" / f"simplewiki-2018.{part}.jsonl.gz", "wt") as file:
             file.write(f"{article}\n" * 20)
+    with gzip.open(tmp_path / "data" / "entity_facts.tsv.gz", "wt") as file:
+        file.write("relation_id\tsubject\trelation\tobject\nP36\tFrance\tcapital\tParis\n")
+    wordings = {"relation": "capital", "train_statements": ["{s}: {o}."]}
+    wordings |= {"heldout_statements": ["{o} leads {s}."], "questions": ["Capital of {s}?"]}
+    (tmp_path / "data" / "relation_templates.json").write_text(json.dumps({"P36": wordings}))
     monkeypatch.chdir(tmp_path)
 
 
