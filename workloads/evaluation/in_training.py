@@ -12,6 +12,7 @@ from typing import Any
 from workloads.evaluation.measure import Asked, measure, prepare
 from workloads.evaluation.text_model import TextModel
 from workloads.evaluation.time_limit import TimeLimit
+from workloads.training import device
 from workloads.training.benchmark_hook import ModelInTraining
 
 LOG = logging.getLogger(__name__)
@@ -54,13 +55,14 @@ class BenchmarksInTraining:
         unfinished: list[str] = []
         try:
             for one in self.asked:
-                record = measure(
-                    one,
-                    model,
-                    lambda task, done, total: trained.progress(),
-                    step=trained.step,
-                    limit=limit,
-                )
+                with device.varying_shapes(trained.here):
+                    record = measure(
+                        one,
+                        model,
+                        lambda task, done, total: trained.progress(),
+                        step=trained.step,
+                        limit=limit,
+                    )
                 metrics |= record["metrics"]
                 unfinished += record.get("unfinished", [])
                 if trained.world.is_main:

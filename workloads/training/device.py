@@ -4,7 +4,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -71,10 +71,11 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
     kernels are used, which costs nothing there; filling fresh memory, which would, is left out.
 
     On a GPU matrix products repeat bit for bit (`_fix_cublas_workspace`), and so do our kernels.
-    In the last bits two things may not: torch's sums with atomics, in scatters of some
+    In the last bits three things may not: torch's sums with atomics, in scatters of some
     architectures and attention's backward pass, since the deterministic forms of scatters are
-    several times slower; and blocks that are compiled a second time (measured: docs/benchmarks.md,
-    "Steps of tables with an optimizer of their own").
+    several times slower; blocks that are compiled a second time; and the first pass of a process
+    (measured: docs/benchmarks.md, "Steps of tables with an optimizer of their own" and "Whether
+    steps repeat to the bit").
     """
     deterministic: Any = torch.utils.deterministic
     before = (
@@ -126,14 +127,30 @@ def gpu_stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    backends = [
-        SDPBackend.CUDNN_ATTENTION,
-        SDPBackend.FLASH_ATTENTION,
-        SDPBackend.EFFICIENT_ATTENTION,
-        SDPBackend.MATH,
-    ]
-    with torch.cuda.stream(_own_stream(device)), sdpa_kernel(backends, set_priority=True):
+    with (
+        torch.cuda.stream(_own_stream(device)),
+        _attention(SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION),
+    ):
         yield
+
+
+def varying_shapes(device: torch.device) -> AbstractContextManager[object]:
+    """Compute with the attention kernels that suit inputs of many shapes on a GPU.
+
+    cuDNN makes a plan for each new shape, and every batch of a suite has its own. A 3m model was
+    asked its first suite and questions in 8.6 s with flash attention, in 16.2 s with cuDNN's
+    (docs/benchmarks.md, "Suites asked during training"). On a CPU nothing changes.
+    """
+    if device.type != "cuda":
+        return nullcontext()
+    return _attention(SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+
+
+def _attention(*first: SDPBackend) -> AbstractContextManager[object]:
+    """Attend with the first of these kernels that can run, or else with plainer ones."""
+    order = [*first, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    context: AbstractContextManager[object] = sdpa_kernel(order, set_priority=True)
+    return context
 
 
 @cache

@@ -1,8 +1,9 @@
 """Training of one trial: `run(job, reporter)`.
 
-A resumed run equals the undisturbed one bit for bit: batches are a pure function of (seed, step),
-random draws are seeded by (seed, step, rank), and a checkpoint holds everything else that one step
-hands to the next (`checkpointing.TrainState`).
+A resumed run equals the undisturbed one: batches are a pure function of (seed, step), random draws
+are seeded by (seed, step, rank), and a checkpoint holds everything else that one step hands to the
+next (`checkpointing.TrainState`). On a CPU it does bit for bit; on a GPU last bits may differ
+(`device.numerics`).
 """
 
 import logging

@@ -1,6 +1,7 @@
 """Benchmarks during training: the same weights, and the numbers of an evaluation afterwards."""
 
 import json
+from contextlib import contextmanager
 from dataclasses import asdict
 from unittest.mock import Mock
 
@@ -88,6 +89,29 @@ def test_benchmarks_in_training(job, tmp_path):
         record = measure(prepared, model, step=after.step)
     assert record["metrics"] == {name: steps[4] for name, steps in metrics.items()}
     assert (record["digest"], record["tasks"]) == (records[1][1]["digest"], records[1][1]["tasks"])
+
+
+def test_suites_are_asked_with_attention_for_many_shapes(job, tmp_path, monkeypatch):
+    within = []
+
+    @contextmanager
+    def varying_shapes(device):
+        within.append(device.type)
+        yield
+        within.append("left")
+
+    def asked(*arguments, **more):
+        assert within[-1] == "cpu"
+        return measure(*arguments, **more)
+
+    monkeypatch.setattr(in_training.device, "varying_shapes", varying_shapes)
+    monkeypatch.setattr(in_training, "measure", asked)
+    own = [str(tmp_path / "own.yaml")]
+    hook = in_training.load(own, tmp_path, rows=4, steps=frozenset({4}), keep=Mock())
+
+    trained(job, tmp_path / "with", hook)
+
+    assert within == ["cpu", "left"]
 
 
 def test_questions_in_training_and_their_limit(job, tmp_path):

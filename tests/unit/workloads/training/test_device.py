@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend
 
 from orchestrator.node.hardware import gpu_environment
 from workloads.training import device
@@ -33,6 +34,21 @@ def test_cublas_gets_a_fixed_workspace_unless_the_user_chose_one(monkeypatch, be
 
     with device.numerics(torch.device("cuda", 0), n_threads=1, bf16=True):
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == of_an_attempt == after
+
+
+def test_attention_of_many_shapes_asks_cudnn_for_no_plan():
+    def order() -> list[int]:
+        return list(torch._C._get_sdp_priority_order())
+
+    before = order()
+    with device.varying_shapes(torch.device("cpu")):
+        assert order() == before
+    with device.varying_shapes(torch.device("cuda", 0)):
+        flash, cudnn = SDPBackend.FLASH_ATTENTION.value, SDPBackend.CUDNN_ATTENTION.value
+        assert order()[0] == flash
+        assert order().index(flash) < order().index(cudnn)
+
+    assert order() == before
 
 
 def test_bf16_is_for_gpus_unless_asked_for():
