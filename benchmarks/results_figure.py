@@ -182,7 +182,13 @@ def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, 
             tokens = rows.groupby(others, dropna=False)["train.tokens"].nunique()
             varied = others if tokens.max() <= 1 else varied
         if not varied:
-            yield str(architecture), ", ".join([str(architecture), *_shared_init(rows)]), rows
+            words = [str(architecture), *_shared_init(rows)]
+            # Several sizes beside one preset are a curve of their own: they have its budget.
+            bases = rows.groupby("preset", sort=False)
+            apart = len(bases) > 1 and bases["total_params"].nunique().max() > 1
+            for preset, part in sorted(bases, key=_smallest) if apart else [("", rows)]:
+                beside = [f"beside {preset}"] if apart else []
+                yield str(architecture), ", ".join([*words, *beside]), part
             continue
         if varied == ["train.tokens"]:
             # How many a match solved for differs from size to size; fewest go with fewest.
@@ -196,6 +202,11 @@ def _curves(table: pd.DataFrame, across: pd.Series) -> Iterator[tuple[str, str, 
             shown = [f"{name} {_plainly(value)}" for name, value in named if not pd.isna(value)]
             words = [] if INIT in varied else _shared_init(part)
             yield str(architecture), ", ".join([str(architecture), *words, *shown]), part
+
+
+def _smallest(of_preset: tuple[Any, pd.DataFrame]) -> float:
+    """Return the parameters of the smallest model of a preset."""
+    return float(of_preset[1]["total_params"].min())
 
 
 def _tokens(rows: pd.DataFrame) -> str:

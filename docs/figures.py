@@ -78,14 +78,15 @@ def _memory_scaling(x: str) -> Figure:
     for panel, (base, people, parts) in zip(axes[0, :3], facts, strict=True):
         _draw(panel, pd.concat([_part(part) for part in parts]).query("preset == @base"), RECALL, x)
         panel.set(title=f"facts, {people}, {base} base", ylim=(0, 1.03))
-    seeded = map(_part, ("text_3m", "text_10m", "text_largest"))
-    texts = pd.concat([*seeded, _text_30m()])  # share a scale
-    for panel, base in zip(axes[1, 1:], ("3m", "10m", "30m"), strict=True):
+    seeded = ("text_1m", "text_3m", "text_10m", "text_largest", "text_largest_seeds")
+    texts = pd.concat([*map(_part, seeded), _text_30m()])  # share a scale
+    texts = texts.drop_duplicates("trial_id")  # the last two share seed 0
+    for panel, base in zip(axes[1], ("1m", "3m", "10m", "30m"), strict=True):
         _draw(panel, texts.query("preset == @base"), BITS, x)
         one = ", one seed" * (base == "30m")
         panel.set(title=f"text, {base} base{one}", ylim=outcome_limits(texts[BITS], BITS))
-    drawn = axes.flat[[0, 1, 2, 5, 6, 7]]
-    together = {MEMORY: axes[:, 1:3].T, TOTAL: [drawn], SECONDS: [drawn[:3], drawn[3:]]}
+    drawn = axes.flat[[0, 1, 2, 4, 5, 6, 7]]
+    together = {MEMORY: axes[:, :3].T, TOTAL: [drawn], SECONDS: [drawn[:3], drawn[3:]]}
     for panels in together[x]:  # those that share a scale; facts and text of a base do in the first
         lows, highs = zip(*(panel.get_xlim() for panel in panels), strict=True)
         for panel in panels:
@@ -94,10 +95,9 @@ def _memory_scaling(x: str) -> Figure:
     for panel in drawn:
         panel.set_xlabel(X_LABELS[x])
     axes[0, 0].set_ylabel("facts recalled")
-    axes[1, 1].set_ylabel("bits per byte (axis not from 0)")
+    axes[1, 0].set_ylabel("bits per byte (axis not from 0)")
     legend = axes[0, 3]  # no facts were given to 30m
-    for empty in (legend, axes[1, 0]):  # no text to 1m
-        empty.set_axis_off()
+    legend.set_axis_off()
     if x == SECONDS:
         axes[0, 0].plot([], [], "o", color="grey", markerfacecolor="white", label="on an H200")
     handles = {

@@ -225,6 +225,23 @@ def test_curves_of_different_settings_are_not_averaged(write, page, results_figu
     assert curves["exact match", "memory_plus, n_keys 16"] == [[1_000, 0.16], [4_000, 0.16]]
 
 
+def test_several_sizes_beside_one_preset_are_a_curve_of_their_own(write, page, results_figure):
+    for preset, widths in (("10m", (128, 160)), ("3m", (64, 96))):
+        for width in widths:
+            metrics = {"valid/bits_per_byte": width / 100}
+            write("dense", 0, preset=preset, width=width, **metrics)
+
+    curves = points(page()[1])
+    results_figure.plt.close("all")
+
+    assert list(dict.fromkeys(name for _, name in curves)) == [
+        "dense, beside 3m",
+        "dense, beside 10m",
+    ]
+    assert [y for _, y in curves["bits per byte", "dense, beside 3m"]] == [0.64, 0.96]
+    assert [y for _, y in curves["bits per byte", "dense, beside 10m"]] == [1.28, 1.6]
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
