@@ -92,7 +92,9 @@ def test_invented_people_are_seen_a_hundred_times(name):
             continue
         people = {key: value for key, value in trial.data.items() if key != "source"}
         each = biographies.Config(**people).tokens_per_epoch()
-        assert 95 < trial.train["tokens"] / each < 130, trial.origin
+        # Tokens that a match solved for may be many more.
+        most = 400 if (trial.match or {}).get("solve") == "tokens" else 130
+        assert 95 < trial.train["tokens"] / each < most, trial.origin
 
 
 RESULTS = sorted(
