@@ -6,6 +6,7 @@ The table says of each trial what `match` held equal, to what, and what it solve
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from analysis.scaling.configuration_costs import Configuration
 from analysis.scaling.cost_measures import CostMeasure
@@ -48,27 +49,60 @@ are shared. Without it a trial whose counterpart is missing would get that of an
 
 
 def held_to(one: Configuration, measure: CostMeasure) -> str | None:
-    """Return the architecture or number to which `match` made a cost equal, None if it did not."""
+    """Return the model or number to which `match` made a cost equal, None if it did not.
+
+    A model is `dense`, or, where the sweep file writes its section, `dense 3m, d_ff 512`.
+    """
     if measure in TIMED and one.solved_tokens != (measure == TRAINING_TIME):
         return None
     return one.match.get(QUANTITIES.get(measure.name, ""))
 
 
+def architecture_of(held: str) -> str:
+    """Return the architecture of the model that a cost was held equal to."""
+    return held.partition(",")[0].partition(" ")[0]
+
+
 def is_counterpart(one: Configuration, other: Configuration, measure: CostMeasure) -> bool:
     """Return whether `match` made one equal to the other in a cost, or both to the same."""
     mine, theirs = held_to(one, measure), held_to(other, measure)
-    to_same = mine is not None and mine == theirs
-    # What a match names is the trial as it is before a match of its own.
-    matched = [
-        first
-        for first, second in ((one, other), (other, one))
-        if to_same or (held_to(first, measure) == second.architecture and not second.match)
-    ]
-    if not matched:
+    if mine is not None and mine == theirs:
+        # An architecture alone means that of the trial's own size.
+        alone = mine == architecture_of(mine) and not _is_number(mine)
+        matched = [one, other] if not alone or _same_size(one, other) else []
+    else:
+        matched = [
+            first
+            for first, second in ((one, other), (other, one))
+            if _names(held_to(first, measure), first, second)
+        ]
+    same_length = one.tokens == other.tokens
+    return bool(matched) and (same_length or any(c.solved_tokens for c in matched))
+
+
+def _names(held: str | None, one: Configuration, other: Configuration) -> bool:
+    """Return whether what one was held equal to is the other, before a match of its own."""
+    if held is None or other.match or architecture_of(held) != other.architecture:
         return False
-    if one.tokens != other.tokens and not any(c.solved_tokens for c in matched):
-        return False
-    return (to_same and _is_number(mine or "")) or _same_size(one, other)
+    if held == other.architecture:
+        return _same_size(one, other)
+    named, *fields = held.split(", ")
+    _, _, preset = named.partition(" ")
+    # What all configurations share stands in no column.
+    written = {f"model.{key}": value for key, _, value in (f.partition(" ") for f in fields)}
+    return preset in ("", other.preset) and all(
+        _equal(other.settings[key], value)
+        for key, value in written.items()
+        if key in other.settings
+    )
+
+
+def _equal(cell: Any, written: str) -> bool:
+    """Return whether a cell, whose whole numbers may be floats, has a written value."""
+    try:
+        return float(cell) == float(written)
+    except (TypeError, ValueError):
+        return str(cell) == written
 
 
 def counterpart(

@@ -16,6 +16,7 @@ from analysis.fitting.multiple_comparisons import holm_corrected
 from analysis.fitting.result import LawFit
 from analysis.loading.schema import OUTCOMES
 from analysis.scaling.configuration_summary import ConfigurationSummary
+from analysis.scaling.counterparts import architecture_of
 from analysis.scaling.outcomes import told_apart
 from orchestrator.records.varied_settings import MATCH
 
@@ -220,7 +221,7 @@ def _advice(mine: Mapping[Hashable, Any], theirs: Mapping[Hashable, Any]) -> str
     """
     held, to_mine = _held(mine), _held(theirs)
     counterpart = held.get("training_flops", to_mine.get("training_flops"))
-    if counterpart in (theirs["architecture"], mine["architecture"]):
+    if architecture_of(str(counterpart)) in (theirs["architecture"], mine["architecture"]):
         return "its match is not trained yet, or excluded"
     if counterpart is not None:
         return f"its match is {counterpart}"

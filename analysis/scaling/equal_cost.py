@@ -34,7 +34,13 @@ from analysis.scaling.configuration_costs import (
 )
 from analysis.scaling.cost_match import CostMatch, match_cost
 from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
-from analysis.scaling.counterparts import QUANTITIES, TIMED, held_to, is_counterpart
+from analysis.scaling.counterparts import (
+    QUANTITIES,
+    TIMED,
+    architecture_of,
+    held_to,
+    is_counterpart,
+)
 from analysis.scaling.measured_cost import that_follow_size
 from analysis.scaling.outcomes import main_outcome, told_apart
 
@@ -176,7 +182,7 @@ def _was_matched(
 ) -> bool:
     """Whether `match` made it equal to the reference, trained or not, or the reference to it."""
     named = {c.architecture for c in of_reference}
-    return held_to(one, measure) in named or any(
+    return architecture_of(held_to(one, measure) or "") in named or any(
         is_counterpart(one, c, measure) for c in of_reference
     )
 

@@ -2,7 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.sweep.draft_trial import FREE_DIMENSION, AxisPoint, Match, Profile, Rung
+from orchestrator.sweep.draft_trial import (
+    FREE_DIMENSION,
+    AxisPoint,
+    Match,
+    Profile,
+    Rung,
+    Settings,
+)
 from orchestrator.sweep.matching.quantities import QUANTITIES
 from orchestrator.sweep.parsing import messages, validation
 from orchestrator.sweep.parsing.diagnostics import Diagnostic, InvalidError, collecting
@@ -93,10 +100,12 @@ def match(value: YamlNode, architectures: Sequence[str], wrong: Wrong) -> Match 
         message = f"match makes one thing equal, and {named[0]} stands there already"
         wrong.append(content[key].diagnostic_at_key(message, "keep one of them"))
     quantity, target = named[0], content[named[0]]
-    architecture = number = None
+    architecture = number = model = None
     solve = _solve(content, quantity, wrong)
     with collecting(wrong):
-        if isinstance(target.content, str) and not messages.looks_like_number(target):
+        if isinstance(target.content, dict):
+            architecture, model = _model(target, architectures)
+        elif isinstance(target.content, str) and not messages.looks_like_number(target):
             also = f"a number such as {QUANTITIES[quantity].example} will do too"
             architecture = _architecture(target, architectures, also)
         else:
@@ -115,10 +124,25 @@ def match(value: YamlNode, architectures: Sequence[str], wrong: Wrong) -> Match 
         quantity=quantity,
         target=target,
         architecture=architecture,
+        model=model,
         target_number=number,
         solve=solve,
         solve_where=content.get("solve"),
     )
+
+
+def _model(target: YamlNode, architectures: Sequence[str]) -> tuple[str, Settings]:
+    """Return the architecture of a model section that is written for a counterpart, and its keys.
+
+    Raises:
+        InvalidError: If it names no architecture.
+    """
+    if "architecture" not in target.content:
+        message = "a model to compare with needs an architecture"
+        fix = "write for example {architecture: dense, preset: 3m}"
+        raise InvalidError(target.diagnostic(message, fix, kind="missing"))
+    name = _architecture(target.content["architecture"], architectures)
+    return name, {f"model.{key}": value for key, value in target.content.items()}
 
 
 def _solve(content: Mapping[str, YamlNode], quantity: str | None, wrong: Wrong) -> str:

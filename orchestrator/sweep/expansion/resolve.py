@@ -198,7 +198,7 @@ def _matched(
 ) -> Solved:
     """Return model and train equal to what `match` names."""
     model, train, frame, _ = basis
-    itself = match.architecture == draft.architecture
+    itself = match.model is None and match.architecture == draft.architecture
     known_elsewhere = itself and sections.used_by("model", match.solve)
     if match.solve != "tokens" and not known_elsewhere:
         matching.check_field(match, model, draft)
@@ -206,11 +206,8 @@ def _matched(
     compared_tokens: int | None = None
     if match.architecture is not None:
         if not itself:
-            try:
-                other = _model(draft, sections, frame, match.target)
-                _check_length(train, other, draft, name=match.architecture)
-            except InvalidError as error:
-                raise InvalidError(_about_counterpart(error.diagnostics[0], match)) from error
+            other = _counterpart(draft, match, sections, basis)
+            itself = match.model is not None and other == model
         compared_tokens = _counterpart_tokens(draft, match, train)
         if isinstance(draft.size, Rung) and other is not None:
             # In a ladder the counterpart trains for its own tokens per parameter.
@@ -222,6 +219,24 @@ def _matched(
     if QUANTITIES[match.quantity].count is None:
         return _timed(draft, match, step_times, basis, other, compared_tokens)
     return _counted(draft, match, sections, basis, other, compared_tokens)
+
+
+def _counterpart(draft: DraftTrial, match: Match, sections: Sections, basis: Basis) -> Any:
+    """Return the model that a trial is compared with, of another architecture or as written."""
+    if match.model is not None:
+        # Mistakes in it have places of their own.
+        elsewhere = {k: v for k, v in draft.settings.items() if not k.startswith("model.")}
+        written = dataclasses.replace(
+            draft, settings={**elsewhere, **match.model}, own=frozenset(match.model), size=None
+        )
+        other = sections.model(written)
+    try:
+        if match.model is None:
+            other = _model(draft, sections, basis.frame, match.target)
+        _check_length(basis.train, other, draft, name=match.architecture)
+    except InvalidError as error:
+        raise InvalidError(_about_counterpart(error.diagnostics[0], match)) from error
+    return other
 
 
 def _counted(
@@ -260,7 +275,7 @@ def _counted(
     matched = Matched(
         trial=matching.trial_name(draft),
         quantity=match.quantity,
-        counterpart=match.architecture,
+        counterpart=match.counterpart,
         field=field,
         written=written,
         chosen=chosen,
@@ -299,7 +314,7 @@ def _timed(
     matched = Matched(
         trial=query.trial,
         quantity=match.quantity,
-        counterpart=match.architecture,
+        counterpart=match.counterpart,
         field=field,
         written=written,
         chosen=answer.value or 0,
@@ -319,7 +334,7 @@ def _timed(
         )
         if abs(matched.ratio - 1) > budget.TOLERANCE:
             message = (
-                f"{steps} steps of {match.architecture} take as long as "
+                f"{steps} steps of {match.counterpart} take as long as "
                 f"{steps / answer.ratio:.2f} of this model, which whole steps of "
                 f"{frame.batch_tokens:,} tokens do not meet within 1 %"
             )
@@ -356,7 +371,7 @@ def _counterpart_tokens(draft: DraftTrial, match: Match, train: Any) -> int:
         return int(train.tokens)
     written = draft.settings.get("train.tokens")
     if written is None:
-        message = f"solve: tokens compares with a {match.architecture} model of train.tokens tokens"
+        message = f"solve: tokens compares with a {match.counterpart} model of train.tokens tokens"
         fix = "write tokens: under train:"
         raise InvalidError(match.where.diagnostic_at_key(message, fix, kind="missing"))
     return validation.check_whole_number(written, at_least=1)
@@ -364,7 +379,7 @@ def _counterpart_tokens(draft: DraftTrial, match: Match, train: Any) -> int:
 
 def _about_counterpart(diagnostic: Diagnostic, match: Match) -> Diagnostic:
     """Say that a mistake was met while building the model that a match compares with."""
-    message = f"there is no {match.architecture} model to compare with: {diagnostic.message}"
+    message = f"there is no {match.counterpart} model to compare with: {diagnostic.message}"
     example = QUANTITIES[match.quantity].example
     fix = f"use a preset that both architectures have, or write a number such as {example}"
     return match.target.diagnostic(message, fix, kind="combination")

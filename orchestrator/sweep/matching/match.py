@@ -29,7 +29,7 @@ class Matched:
     quantity: str
     """A key of `QUANTITIES`."""
     counterpart: str | None
-    """The architecture it was compared with, or None for a number."""
+    """What it was compared with (`Match.counterpart`), or None for a number."""
     field: str
     """tokens, or a field of the model's Config."""
     written: int | None

@@ -121,7 +121,7 @@ class StepTimeQuery:
         """What is looked for, in words."""
         if self.match.architecture is None:
             return f"{self.match.target_number:.3g} seconds per step"
-        return f"the step time of {self.match.architecture}"
+        return f"the step time of {self.match.counterpart}"
 
     def check_one_rank_suffices(self) -> None:
         """Refuse resources with which a step does what one rank alone does not.
@@ -292,7 +292,7 @@ class StepTimeCache:
         failed = self._failed[query.key]
         fix = failed.fix
         if isinstance(failed, NoMatchError) and query.other is not None:
-            other_way = f"match {query.match.architecture} to {query.architecture} instead"
+            other_way = f"match {query.match.counterpart} to {query.architecture} instead"
             fix += f", write solve: tokens, or {other_way}" * (query.field != "tokens")
         diagnostic = where.diagnostic_at_key(failed.message, fix, kind="combination")
         raise InvalidError(diagnostic.of(query.architecture))
@@ -371,7 +371,7 @@ class _Measurement:
         query = self._query
         step_s = statistics.median(self._replies[value][-1]["seconds"][0])
         what = "" if value is None else f"{query.field} {value}: "
-        counterpart = query.match.architecture or "what is asked for"
+        counterpart = query.match.counterpart or "what is asked for"
         LOG.info(
             "match: %s: %s%.3g ms a step, %s × %s (measurement %d of it)",
             *(query.trial, what, 1e3 * step_s, found, counterpart, found.measurements),

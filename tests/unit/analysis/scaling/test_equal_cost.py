@@ -265,6 +265,20 @@ def test_what_match_held_equal_comes_first(key, by_dense):
     assert "base" not in {d.measure.name for d in found.differences}, "d_ff is not the preset's"
 
 
+def test_a_counterpart_that_the_sweep_file_writes_is_that_one():
+    """Of any preset, and told from others of its architecture by the fields that are written."""
+    table = matched({"step_time": None, "solve": "tokens"})
+    of_memory = table["architecture"] == "memory"
+    table["match.step_time"] = table["match.step_time"].where(~of_memory, "dense d8, d_ff 8")
+    table.loc[table["model.d_ff"] == 99, ["match.training_flops", "match.solve"]] = None
+
+    first = equal_cost(table, reference="dense").differences[0]
+
+    assert (first.measure.name, first.n_sizes, first.n_unmatched) == ("training_time", 2, 0)
+    # Both memories are beside the small dense: the larger one lies 0.3 lower.
+    assert first.mean.value == pytest.approx(-0.2, abs=3e-3)
+
+
 def of_three_lengths():
     """Return a table per length of dense, and of a memory whose tokens match its seconds."""
     parts = []

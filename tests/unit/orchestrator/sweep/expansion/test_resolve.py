@@ -84,6 +84,61 @@ def test_match_solves_for_a_number(load: Load, training_flops: Flops) -> None:
     assert training_flops(sweep.trials[0]) == pytest.approx(4e7, rel=0.01)
 
 
+WRITTEN = "match: {training_flops: {architecture: plain, preset: small%s}, solve: tokens}"
+"""A match with a model that the sweep file writes."""
+
+
+@pytest.mark.parametrize("own", ["model.d_model: 40", "model.architecture: table"])
+@pytest.mark.parametrize("field", ["", ", d_ff: 64"])
+def test_match_with_a_written_model(
+    load: Load, training_flops: Flops, own: str, field: str
+) -> None:
+    sweep = load(
+        f"""
+        trials:
+          - set: {{{own}, train.batch_tokens: 16}}
+            {WRITTEN % field}
+        """
+    )
+    small = "model.preset: small" + field.replace("d_ff", "model.d_ff")
+    (counterpart,) = load(f"trials: [{{set: {{{small}}}}}]").trials
+    (trial,) = sweep.trials
+
+    assert training_flops(trial) == pytest.approx(training_flops(counterpart), rel=0.01)
+    assert trial.model["d_ff"] == 16, "the trial keeps its own sizes"
+    named = "plain small" + field.replace(":", "")
+    assert trial.match == {"training_flops": named, "solve": "tokens"}
+    (told,) = sweep.matches.values()
+    assert str(told).endswith(f"× {named}")
+
+
+def test_match_with_a_written_model_leaves_that_model_as_it_is(load: Load) -> None:
+    small = "set: {model.preset: small}"
+    (matched,) = load(f"trials: [{{{small}, {WRITTEN % ''}}}]").trials
+
+    assert matched.trial_id == load(f"trials: [{{{small}}}]").trials[0].trial_id
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ("{preset: small}", "a model to compare with needs an architecture"),
+        ("{architecture: plane, preset: small}", "no architecture is called plane"),
+        ("{architecture: plain, preset: smal}", "plain has no preset smal"),
+        ("{architecture: plain, preset: small, n_kyes: 3}", "unknown key 'n_kyes'"),
+        ("{architecture: plain, preset: small, d_ff: -1}", "d_ff must be at least 1"),
+        ("{architecture: mixer, preset: small, window: 8}", "window (8) of mixer, got 16"),
+    ],
+)
+def test_a_mistake_in_a_written_model_is_told_where_it_stands(
+    problems: Problems, model: str, problem: str
+) -> None:
+    (told,) = problems(f"trials: [{{match: {{training_flops: {model}, solve: tokens}}}}]")
+
+    assert problem in told
+    assert told.split(": ")[1].startswith("trials[0].match.training_flops")
+
+
 def test_match_holds_for_each_trial_of_a_grid(load: Load, training_flops: Flops) -> None:
     grid = "{model.preset: [tiny, small], model.n_layers: [1, 3], model.d_model: [64]}"
     plain = load(f"trials: [{{grid: {grid}}}]").trials

@@ -336,8 +336,23 @@ def test_a_file_that_memscale_did_not_write_is_no_answer(
         load(TABLE, timer=make_timer())
 
 
-def test_the_trial_that_is_its_own_counterpart_is_not_measured(load: Load) -> None:
-    assert load("trials: [{match: {step_time: plain}}]").matches == {}
+@pytest.mark.parametrize("named", ["plain", "{architecture: plain, preset: tiny}"])
+def test_the_trial_that_is_its_own_counterpart_is_not_measured(load: Load, named: str) -> None:
+    assert load(f"trials: [{{match: {{step_time: {named}}}}}]").matches == {}
+
+
+def test_a_larger_model_of_the_same_architecture_gets_the_seconds_of_a_written_one(
+    load: Load, make_timer: MakeTimer
+) -> None:
+    text = BY_TOKENS.replace("model.architecture: table", "model.d_ff: 26").replace(
+        "step_time: plain", "step_time: {architecture: plain, preset: tiny}"
+    )
+    sweep = load(text, timer=make_timer())
+    (trial,) = sweep.trials
+
+    seconds = trial.train["tokens"] / 16 * step_s({"d_ff": 26})
+    assert seconds == pytest.approx(40 * step_s({"d_ff": 16}), rel=0.02)
+    assert trial.match == {"step_time": "plain tiny", "solve": "tokens"}
 
 
 ALIKE = {"a.yaml": TABLE, "b.yaml": TABLE.replace("table}", "table, train.lr: 0.5}")}
