@@ -1,5 +1,6 @@
 """Result of one task: means over its rows, standard errors, chance level."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,7 +18,10 @@ class TaskResult:
     n: int
     """Rows that were asked."""
     metrics: dict[str, float]
-    """Name -> mean over the rows, and name with `_stderr` -> its standard error."""
+    """Name -> mean over the rows, and name with `_stderr` -> its standard error.
+
+    Of one row the harness gives no standard error.
+    """
     chance: float | None
     """Accuracy of guessing; None where nothing is chosen."""
     n_truncated: int
@@ -30,11 +34,12 @@ class TaskResult:
 
     @property
     def at_chance(self) -> bool:
-        """Whether no accuracy is clearly above guessing."""
+        """Whether no accuracy is clearly above guessing; that of one row never is."""
         if self.chance is None:
             return False
         return all(
-            self.metrics[name] - self.chance < CHANCE_ERRORS * self.metrics[f"{name}_stderr"]
+            self.metrics[name] - self.chance
+            < CHANCE_ERRORS * self.metrics.get(f"{name}_stderr", math.inf)
             for name in ("acc", "acc_norm")
             if name in self.metrics
         )

@@ -161,7 +161,11 @@ class TextModel:
         return max(1, MAX_LOGITS[self.here.type] // self.vocab_size)
 
     def scores(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Score]:
-        """Return what each continuation scores after its context, both as ids."""
+        """Return what each continuation scores after its context, both as ids.
+
+        Raises:
+            ValueError: If the model gives NaN: the largest of them would be an answer like others.
+        """
         # Per request: NLL, and how many pieces are not the greedy continuation.
         sums = torch.zeros(2, len(pairs), dtype=torch.float64)
         # Choices of one token share all that is read.
@@ -188,6 +192,11 @@ class TextModel:
         if self.world.size > 1:
             sums = sums.to(self.here)
             self.world.all_reduce_sum([sums])
+        if n_nan := int(sums[0].isnan().sum()):
+            raise ValueError(
+                f"the model gives NaN for {n_nan} of {len(pairs)} continuations: its training "
+                "diverged or its weights are damaged; evaluate a trial whose loss is a number"
+            )
         return [Score(-nll, wrong == 0) for nll, wrong in sums.t().tolist()]
 
     def _pieces(self, index: int, context: list[int], continuation: list[int]) -> Iterator[_Piece]:

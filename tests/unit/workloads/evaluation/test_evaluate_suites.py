@@ -285,6 +285,14 @@ def test_what_a_task_remembers_is_no_part_of_it():
     assert (used.options_field, other.options_field) == ("choices", "contexts")
 
 
+@pytest.mark.parametrize("acc", [0.0, 1.0])
+def test_one_row_that_is_right_may_be_a_guess(acc):
+    """The harness gives no standard error of one row."""
+    one = TaskResult(task="t", n=1, metrics={"acc": acc}, chance=0.25, n_truncated=0)
+
+    assert one.at_chance
+
+
 def test_guessing_is_told_from_knowing():
     def result(acc, stderr):
         metrics = {"acc": acc, "acc_stderr": stderr}

@@ -51,6 +51,16 @@ def _ours(model, tokenizer, **more):
     return HarnessModel(TextModel(model=model, tokenizer=tokenizer, **sizes, **more))
 
 
+def test_nan_is_no_answer(tokenizer):
+    model = _model(CONFIGS["llama"])
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    requests = [Request("Warsaw lies", choice) for choice in (" on it", " in it")]
+
+    with pytest.raises(ValueError, match="NaN for 2 of 2 continuations: its training diverged"):
+        _ours(model, tokenizer).loglikelihood(requests)
+
+
 @pytest.fixture(params=CONFIGS.values(), ids=CONFIGS)
 def pair(request, tokenizer, tmp_path):
     """Ours and theirs, in float64, because theirs sums fp32 in another order."""
