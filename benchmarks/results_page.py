@@ -275,7 +275,7 @@ def _specs(
     if specs.keys() >= set(wanted) or not file.is_file():
         return specs
     paths = {(key, sha): s.data[key] for s in known for key, sha in s.data_sha256.items()}
-    for spec in load_sweep(file).trials:
+    for spec in load_sweep(file, evaluates=False).trials:
         data = {
             key: paths.get((key, spec.data_sha256.get(key)), value)
             for key, value in spec.data.items()

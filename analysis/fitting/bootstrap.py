@@ -38,8 +38,12 @@ class MeanEstimate:
     """How the interval was made, for the note below a table."""
     p: float | None = None
     """Of a difference: the two-sided p-value that it is zero, before any correction."""
-    freedom: float | None = None
-    """Degrees of freedom of its p-value."""
+    seed_sds: tuple[float, ...] = ()
+    """Of a difference: per configuration, its weight times the standard deviation over seeds."""
+    extra_sd: float = 0.0
+    """Of a difference: standard deviation of an error that more seeds do not lower."""
+    extra_freedom: float = math.inf
+    """Degrees of freedom with which it was estimated; infinite if it is known."""
 
 
 def mean_over_seeds(
@@ -118,39 +122,36 @@ def contrast_of_means(
         return MeanEstimate(
             value=value, low=None, high=None, n=n, method="one seed on a side: no interval"
         )
-    variance = [weight**2 * float(side.var(ddof=1)) / len(side) for weight, side in sides]
-    of_seeds = sum(variance)
-    sd = math.sqrt(of_seeds + extra_sd**2)
-    method = f"{level:.0%} Welch's t over seeds"
-    if sd == 0:
-        p = 1.0 if value == 0 else 0.0
-        return MeanEstimate(value=value, low=value, high=value, n=n, method=method, p=p)
-    squares = sum(v**2 / (len(side) - 1) for v, (_, side) in zip(variance, sides, strict=True))
-    squares += extra_sd**4 / extra_freedom
-    freedom = min(sd**4 / squares if squares > 0 else math.inf, MOST_FREEDOM)
+    seed_sds = tuple(abs(weight) * float(side.std(ddof=1)) for weight, side in sides)
+    n_seeds = [len(side) for _, side in sides]
+    sd, freedom = _standard_error(seed_sds, n_seeds, extra_sd, extra_freedom)
     half = _t_quantile(level, freedom) * sd
     return MeanEstimate(
         value=value,
         low=value - half,
         high=value + half,
         n=n,
-        method=method,
-        p=_t_p_value(value / sd, freedom),
-        freedom=freedom,
+        method=f"{level:.0%} Welch's t over seeds",
+        p=_p_value(value, sd, freedom),
+        seed_sds=seed_sds,
+        extra_sd=extra_sd,
+        extra_freedom=extra_freedom,
     )
 
 
-def p_value_with_seeds(difference: MeanEstimate, n: int, *, seeds: float) -> float | None:
-    """Return the p-value if each configuration had `n` seeds in place of `seeds`.
+def p_value_with_seeds(difference: MeanEstimate, n: float) -> float | None:
+    """Return the p-value if each configuration had `n` seeds, two or more; infinity is allowed.
 
-    The difference and the spread of seeds are taken as they are. None without a p-value now.
+    The difference, the spread of seeds and the error beside it are taken as they are. None without
+    a p-value now.
     """
-    if difference.p is None or difference.freedom is None or seeds <= 1:
+    if difference.p is None:
         return None
-    # Its t statistic: what has this p-value with these degrees of freedom.
-    t = abs(_t_quantile(1 - difference.p, difference.freedom))
-    freedom = difference.freedom * (n - 1) / (seeds - 1)
-    return _t_p_value(t * math.sqrt(n / seeds), freedom)
+    sds = difference.seed_sds
+    sd, freedom = _standard_error(
+        sds, [n] * len(sds), difference.extra_sd, difference.extra_freedom
+    )
+    return _p_value(difference.value, sd, freedom)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +218,23 @@ def percentile_interval(draws: Array, *, level: float = 0.95) -> tuple[float, fl
     return float(low), float(high)
 
 
+def draws_with_interval(half_width: float, n_draws: int, *, level: float) -> Array:
+    """Return normal draws (n_draws,) about 0 whose `percentile_interval` is ±half_width.
+
+    They are evenly spaced quantiles in random order, so this holds for few draws, too.
+
+    Args:
+        half_width: In the units of the draws.
+        n_draws: Two or more.
+        level: Of the interval.
+    """
+    from scipy.special import ndtri
+
+    ranks = np.random.default_rng(0).permutation(n_draws)
+    scores = np.asarray(ndtri((ranks + 0.5) / n_draws))
+    return scores * (half_width / percentile_interval(scores, level=level)[1])
+
+
 def _finite(values: Sequence[float] | Array) -> Array:
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:
@@ -228,6 +246,17 @@ def _finite(values: Sequence[float] | Array) -> Array:
     return data
 
 
+def _standard_error(
+    seed_sds: Sequence[float], n_seeds: Sequence[float], extra_sd: float, extra_freedom: float
+) -> tuple[float, float]:
+    """Return the standard error of a contrast, and Satterthwaite's degrees of freedom."""
+    variances = [sd**2 / n for sd, n in zip(seed_sds, n_seeds, strict=True)]
+    sd = math.sqrt(sum(variances) + extra_sd**2)
+    squares = sum(v**2 / (n - 1) for v, n in zip(variances, n_seeds, strict=True))
+    squares += extra_sd**4 / extra_freedom
+    return sd, min(sd**4 / squares if squares > 0 else math.inf, MOST_FREEDOM)
+
+
 def _t_quantile(level: float, freedom: float) -> float:
     # scipy.special is quick to import; scipy.stats takes most of a second.
     from scipy.special import stdtrit
@@ -235,7 +264,9 @@ def _t_quantile(level: float, freedom: float) -> float:
     return float(stdtrit(freedom, (1 + level) / 2))
 
 
-def _t_p_value(t: float, freedom: float) -> float:
+def _p_value(value: float, sd: float, freedom: float) -> float:
     from scipy.special import stdtr
 
-    return float(2 * stdtr(freedom, -abs(t)))
+    if sd == 0:
+        return 1.0 if value == 0 else 0.0
+    return float(2 * stdtr(freedom, -abs(value) / sd))

@@ -11,7 +11,16 @@ from analysis.fitting.law import Law
 from analysis.fitting.objective import Objective
 from analysis.fitting.pooled_conditions import pooled_conditions
 from analysis.fitting.result import inputs_of
-from analysis.loading.columns import LOSS_ADVICE, OURS, Runs, column, equal_rows, labels, numbers
+from analysis.loading.columns import (
+    LOSS_ADVICE,
+    OURS,
+    Runs,
+    column,
+    column_of,
+    equal_rows,
+    labels,
+    numbers,
+)
 from analysis.loading.validation import SIZES
 
 Array = NDArray[np.float64]
@@ -22,6 +31,8 @@ class FitData:
     """The runs of a fit, read and checked; all in the order given."""
 
     inputs: dict[str, Array]
+    columns: Mapping[str, str]
+    """The law's inputs to the columns that they were read from."""
     y: Array
     labels: NDArray[Any]
     """(n,): configuration."""
@@ -61,8 +72,8 @@ def read_fit_data(
     Raises:
         ValueError: If a column is missing, or a value cannot be: the message names the row.
     """
-    names = columns or {}
-    given = {name: column(runs, names.get(name, name)) for name in law.inputs}
+    names = {name: column_of(runs, name, columns) for name in law.inputs}
+    given = {name: column(runs, theirs) for name, theirs in names.items()}
     inputs = inputs_of(law, given, names)
     y = numbers(
         runs,
@@ -83,10 +94,16 @@ def read_fit_data(
     places = equal_rows(*sizes)
     found = labels(runs, clusters, places)
     order = np.lexsort((found, y, *sizes[::-1]))
-    used = {outcome, "seed", *SIZES, *(names.get(name, name) for name in law.inputs)}
-    used |= {name for ours in OURS.values() for name in ours}
+    used = {outcome, "seed", *SIZES, *names.values()}
+    used |= {ours for size in ("params", "tokens", "flops") for ours in OURS[size]}
     used |= {sigma} if isinstance(sigma, str) else set()
     conditions = pooled_conditions(runs, used, inputs)
     return FitData(
-        inputs=inputs, y=y, labels=found, places=places, order=order, conditions=conditions
+        inputs=inputs,
+        columns=names,
+        y=y,
+        labels=found,
+        places=places,
+        order=order,
+        conditions=conditions,
     )

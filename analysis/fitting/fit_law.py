@@ -85,7 +85,9 @@ def fit_law(
         law: Of `analysis/laws`, or its name there.
         runs: Columns, one row per run: a DataFrame, a dict, or what `analysis.load` returns.
         outcome: Column to explain; positive, unless the objective is in the outcome's own units.
-        columns: The law's input names to the columns that hold them, where they differ.
+        columns: The law's input names to the columns that hold them. An input that is not named is
+            the column of its name; else, of `analysis.load`'s columns, `active_params` is the size
+            and `training_tokens` the tokens (`analysis/loading/columns.py: OURS`).
         clusters: Configuration (or run, for checkpoints) per row, or the column that holds it; rows
             of one are resampled together. None makes rows of equal inputs one configuration.
         objective: What is minimised. None is the law's own: mostly Huber(1e-3) of log errors.
@@ -113,7 +115,7 @@ def fit_law(
         [3.0625]
     """
     _check_draws(level, n_draws)
-    law, runs = _within(as_law(law), fixed, bounds), as_columns(runs)
+    law, runs = restricted(as_law(law), fixed, bounds), as_columns(runs)
     objective = objective or law.default_objective
     # Before the search: impossible units are refused at once, and a fit without numbers has its
     # warnings, too.
@@ -156,10 +158,14 @@ def _check_draws(level: float, n_draws: int) -> None:
         )
 
 
-def _within(
+def restricted(
     law: Law, fixed: Mapping[str, float] | None, bounds: Mapping[str, tuple[float, float]] | None
 ) -> Law:
-    """Return the law with parameters fixed or bounded."""
+    """Return the law with parameters fixed or bounded, as `fit_law` takes them.
+
+    Raises:
+        ValueError: If the law has no such parameter, or it cannot have such values.
+    """
     twice = sorted(set(fixed or {}) & set(bounds or {}))
     if twice:
         raise ValueError(f"fixed: {twice[0]} has bounds, too; give one of the two")
@@ -280,6 +286,7 @@ def _without_numbers(
         law=law,
         outcome=outcome,
         inputs=MappingProxyType(data.inputs),
+        columns=data.columns,
         y=data.y,
         clusters=tuple(data.labels.tolist()),
         conditions=data.conditions,

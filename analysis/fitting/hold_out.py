@@ -1,10 +1,13 @@
 """Hold-out: which runs a fit to the others predicts."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.fit_data import FitData
-from analysis.fitting.law import Law
+from analysis.fitting.law import COMPUTE_FACTORS, Law
 
 HOLD_OUT_SHARE = 0.25
 """Share of the configurations held out, the largest."""
@@ -37,20 +40,67 @@ def held_out(
 def _largest(law: Law, data: FitData) -> tuple[NDArray[np.bool_] | None, str]:
     """Return the runs of the largest configurations, or of the largest sizes of a curve."""
     one_size = len(law.inputs) == 1
-    # Rounded, so that equal budgets reached by different sizes stay together.
-    sizes = np.asarray(law.size(data.inputs)).round(9)
-    names, member = np.unique(data.places if one_size else data.labels, return_inverse=True)
-    largest_of = np.asarray([sizes[member == i].max() for i in range(len(names))])
-    n_held = min(max(1, round(HOLD_OUT_SHARE * len(names))), len(names) - law.n_free - 1)
+    ranks = _ranks(law, data)
+    n = int(ranks.max()) + 1
+    n_held = min(_quarter(n), n - law.n_free - 1)
     if n_held < 1:
         kind = "distinct sizes" if one_size else "configurations"
         needed = law.n_free + 2
-        return None, f"not possible: {len(names)} {kind}, {needed} are needed to hold one out"
-    last = np.argsort(largest_of, kind="stable")[-n_held:]
-    mask = np.isin(member, last)
+        return None, f"not possible: {n} {kind}, {needed} are needed to hold one out"
+    mask = ranks >= n - n_held
     if one_size:
-        return mask, f"largest {n_held} of {len(names)} sizes predicted from the rest"
+        return mask, f"largest {n_held} of {n} sizes predicted from the rest"
     return mask, _runs_predicted(mask)
+
+
+def shared_hold_out(candidates: Sequence[tuple[Law, FitData]]) -> NDArray[np.bool_] | None:
+    """Return the largest runs (n,), the same for several laws, so that errors can be compared.
+
+    They are a quarter of the configurations, or fewer where a law could not be fitted to the rest.
+    Laws that could not be fitted without the largest one are not asked. None if no law can be held
+    out.
+
+    Args:
+        candidates: The laws, and the same runs as each of them reads them.
+    """
+    alone = [one for one in candidates if _largest(*one)[0] is not None]
+    if not alone:
+        return None
+    # The law that knows most of what makes a run large orders the runs for all; by name, so that
+    # the order of the candidates does not matter.
+    measure = max(
+        alone,
+        key=lambda c: (len({*c[0].inputs} & {*COMPUTE_FACTORS}), len(c[0].inputs), c[0].name),
+    )
+    ranks = _ranks(*measure)
+    n = int(ranks.max()) + 1
+
+    def fitted(n_held: int) -> list[bool]:
+        rest = ranks < n - n_held
+        return [len(np.unique(_units(law, data)[rest])) > law.n_free for law, data in candidates]
+
+    most = fitted(1)
+    n_held = next(k for k in range(_quarter(n), 0, -1) if fitted(k) == most)
+    return np.asarray(ranks >= n - n_held)
+
+
+def _quarter(n: int) -> int:
+    return max(1, round(HOLD_OUT_SHARE * n))
+
+
+def _units(law: Law, data: FitData) -> NDArray[Any]:
+    """Return what is held out as a whole (n,): a curve's sizes, else configurations."""
+    return data.places if len(law.inputs) == 1 else data.labels
+
+
+def _ranks(law: Law, data: FitData) -> NDArray[np.int64]:
+    """Return the place (n,) of each run's unit by its largest size, from 0."""
+    # Rounded, so that equal budgets reached by different sizes stay together.
+    sizes = np.asarray(law.size(data.inputs)).round(9)
+    names, member = np.unique(_units(law, data), return_inverse=True)
+    largest_of = np.asarray([sizes[member == i].max() for i in range(len(names))])
+    order = np.argsort(largest_of, kind="stable")
+    return np.argsort(order)[member]
 
 
 def _runs_predicted(mask: NDArray[np.bool_]) -> str:

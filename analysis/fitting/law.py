@@ -58,6 +58,10 @@ class Parameter:
     """In the units of the outcome, and fitted as it is: the optimiser divides it by `y_unit`."""
 
 
+COMPUTE_FACTORS = ("params", "tokens", "n_active", "compute")
+"""Inputs whose product orders runs by compute."""
+
+
 class Law(ABC):
     """A family of surfaces; stateless, so one object serves all data."""
 
@@ -195,7 +199,7 @@ class Law(ABC):
     def size(self, inputs: Mapping[str, Array]) -> Array:
         """Return what orders runs for a hold-out: the log of the product of sizes, as compute."""
         total = np.zeros(len(next(iter(inputs.values()))))
-        for name in ("params", "tokens", "n_active", "compute"):
+        for name in COMPUTE_FACTORS:
             if name in self.inputs:
                 total = total + np.log(inputs[name])
         return total if total.any() else np.log(inputs[self.inputs[0]])

@@ -34,6 +34,7 @@ from analysis.loading.columns import (
     Runs,
     as_columns,
     column,
+    column_of,
     equal_rows,
     labels,
     numbers,
@@ -83,6 +84,10 @@ class PartialFit:
     moves: pd.DataFrame = field(default_factory=pd.DataFrame)
     """One row per scenario: `scenario`, `row` (of the cell; -1 for all), `answer`, and the
     parameters."""
+
+    def __repr__(self) -> str:
+        n = len(self.missing)
+        return f"<PartialFit of {self.fit.law.name}: {n} missing cells; see summary()>"
 
     @property
     def usable(self) -> bool:
@@ -151,7 +156,8 @@ def fit_partial(
     """
     # The largest cell may itself be missing: it is what a sweep is run for, and what others move.
     law = as_law(law)
-    cells = _read_cells(law, runs, outcome, columns, clusters)
+    objective = objective or law.default_objective
+    cells = _read_cells(law, runs, outcome, columns, clusters, objective)
     there, inputs = cells.there, cells.inputs
     if at is None:
         largest = int(np.argmax(law.size(inputs)))
@@ -173,6 +179,7 @@ def fit_partial(
         controls=FitControls(rows=cells.numbers[there]),
         **options,
     )
+    fit = replace(fit, columns=cells.columns)
     if not fit.usable:
         return PartialFit(fit=fit, sentence=f"{cells.counted}. No fit: {fit.sentence}", at=at)
     return _with_scenarios(fit, cells, at, options)
@@ -217,6 +224,8 @@ class _Cells:
     """The table of a sweep, with and without outcomes; all (n,) unless said otherwise."""
 
     inputs: Mapping[str, Array]
+    columns: Mapping[str, str]
+    """The law's inputs to the columns that they were read from."""
     y: Array
     """NaN or infinite where there is none."""
     there: NDArray[np.bool_]
@@ -249,13 +258,20 @@ def _read_cells(
     outcome: str,
     columns: Mapping[str, str] | None,
     clusters: Sequence[Any] | NDArray[Any] | str | None,
+    objective: Objective,
 ) -> _Cells:
     table = as_columns(runs)
-    names = {n: (columns or {}).get(n, n) for n in law.inputs}
+    names = {n: column_of(table, n, columns) for n in law.inputs}
     inputs = {n: numbers(table, c, zero=n in law.may_be_zero) for n, c in names.items()}
     given = pd.Series(list(column(table, outcome)))
     y = pd.to_numeric(given, errors="coerce").to_numpy(np.float64)
-    numbers({outcome: y}, outcome, among=np.isfinite(y))
+    numbers(
+        {outcome: y},
+        outcome,
+        zero=objective.offset > 0,
+        negative=objective.residual == "value",
+        among=np.isfinite(y),
+    )
     configurations = labels(table, clusters, equal_rows(*inputs.values()))
     reasons = _reasons(table, outcome, y)
     rows = row_numbers(table, len(y))
@@ -271,6 +287,7 @@ def _read_cells(
     _, first = np.unique(places[gone], return_index=True)
     return _Cells(
         inputs=inputs,
+        columns=names,
         y=y,
         there=there,
         places=places,
@@ -323,10 +340,12 @@ def _expected(fit: LawFit, cells: _Cells) -> tuple[LawPrediction | None, Array]:
     expected = fit.predict({n: v[cells.gone] for n, v in cells.inputs.items()})
     ends = np.stack([expected.new_low, expected.new_high])
     # Without an interval, as far as the worst residual.
-    fitted = fit.law.evaluate(fit.inputs, fit.best)
-    spread = np.exp(np.abs(np.log(fit.y / fitted)).max())
-    farthest = np.stack([expected.y / spread, expected.y * spread])
-    return expected, np.where(np.isfinite(ends), ends, farthest)
+    worst = np.abs(fit.residuals).max() * np.asarray([[1.0], [-1.0]])
+    ends = np.where(np.isfinite(ends), ends, fit.objective_of.observed(expected.y, worst))
+    # No further than a run's outcome can lie, for what is put in is fitted.
+    is_share = fit.law.outcome_is_share
+    lowest = 0.0 if is_share or fit.objective_of.offset else -np.inf
+    return expected, np.clip(ends, lowest, 1.0 if is_share else np.inf)
 
 
 def _moves(

@@ -1,6 +1,7 @@
 """Model selection among laws, by hold-out of the largest runs.
 
-A richer law always fits better; whether it extrapolates better, the hold-out says. AIC and BIC
+A richer law always fits better; whether it extrapolates better, the hold-out says. All laws predict
+the same runs, so their errors can be compared (`analysis/fitting/hold_out.py`). AIC and BIC
 (Burnham and Anderson 2002, sections 2.2 and 6.4.1; for least squares, sigma counted as a parameter)
 stand beside it.
 
@@ -14,7 +15,7 @@ from the best. Of these, misfits (`LawFit.verdict`) are left out where another i
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +23,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.fitting.fit_law import fit_law
+from analysis.fitting.fit_data import read_fit_data
+from analysis.fitting.fit_law import fit_law, restricted
+from analysis.fitting.hold_out import shared_hold_out
 from analysis.fitting.law import Law, as_law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit, LawPrediction
-from analysis.loading.columns import HasTable, Runs, as_columns
+from analysis.loading.columns import HasTable, Runs, as_columns, column_of, names_of
 
 MOST_KEPT = 4
 """Candidates refitted with intervals."""
@@ -40,8 +43,12 @@ class LawChoice:
     """Candidates that the hold-out cannot tell from the best, best first; without misfits, unless
     all are."""
     table: pd.DataFrame
-    """One row per candidate, best hold-out first."""
+    """One row per candidate, best hold-out first; its error is NaN where it had no hold-out."""
     sentence: str
+
+    def __repr__(self) -> str:
+        n = len(self.table)
+        return f"<LawChoice: {self.fit.law.name} of {n} candidates; see sentence, table, fit>"
 
     @property
     def fit(self) -> LawFit:
@@ -75,6 +82,10 @@ def choose_law(
 ) -> LawChoice:
     """Return the law that predicts the largest runs best from the others, and its fit to all.
 
+    All candidates predict the same runs: the largest quarter of the configurations, or fewer where
+    a candidate could not be fitted to the rest. A candidate that cannot be fitted without them has
+    no rank.
+
     Args:
         runs: Columns, one row per run; none of them is kept back for the caller's own test.
         laws: Candidates, or their names; None takes those of `analysis/laws` for this outcome whose
@@ -97,8 +108,9 @@ def choose_law(
         'kaplan'
     """
     runs = as_columns(runs)
-    shared = {"outcome": outcome, "columns": columns, **options}
     candidates = _candidates(runs, laws, outcome, columns or {}, "objective" in options)
+    shared = {"outcome": outcome, "columns": columns, **options}
+    shared["hold_out"] = _same_hold_out(candidates.values(), runs, **shared)
     fits = {
         name: fit_law(law, runs, **{"objective": objective, **shared}, n_draws=0)
         for name, (law, objective) in candidates.items()
@@ -122,7 +134,13 @@ def choose_law(
     return LawChoice(
         fits={name: refits[name] for name in sound},
         table=pd.DataFrame(rows),
-        sentence=_sentence(order, kept, errors, [name for name in kept if name not in sound]),
+        sentence=_sentence(
+            order,
+            kept,
+            errors,
+            misfits=[name for name in kept if name not in sound],
+            unranked=[name for name in fits if name not in errors],
+        ),
     )
 
 
@@ -138,11 +156,12 @@ def _candidates(
         # By name: laws import this folder.
         everything = importlib.import_module("analysis.laws.registry").all_laws().values()
         chosen = [law for law in everything if law.outcome == outcome]
-        chosen = [law for law in chosen if all(columns.get(i, i) in runs for i in law.inputs)]
+        chosen = [law for law in chosen if _has_inputs(law, runs, columns)]
         if not chosen:
             raise ValueError(
-                f"laws: none explains {outcome} by the columns {', '.join(map(str, runs))}; "
-                "name their columns with columns=, or give laws"
+                f"laws: none explains {outcome} by the columns {names_of(runs)}; "
+                "name those of its inputs, as columns={'params': '…', 'tokens': '…'}; "
+                "an input that is the same in all runs does not count"
             )
     else:
         chosen = [as_law(law) for law in laws]
@@ -159,6 +178,45 @@ def _candidates(
     return found
 
 
+def _has_inputs(law: Law, runs: Runs, columns: Mapping[str, str]) -> bool:
+    """Return whether the table has a column for every input, and it is not the same in all runs.
+
+    Memory is 0 in all runs of a sweep of dense models, which says nothing of a law of memory.
+    """
+    found = [column_of(runs, name, columns) for name in law.inputs]
+    return all(name in runs and len(set(runs[name])) > 1 for name in found)
+
+
+def _same_hold_out(
+    candidates: Iterable[tuple[Law, Objective | None]],
+    runs: Runs,
+    *,
+    hold_out: bool | ArrayLike = True,
+    outcome: str = "loss",
+    columns: Mapping[str, str] | None = None,
+    clusters: Sequence[Any] | NDArray[Any] | str | None = None,
+    objective: Objective | None = None,
+    sigma: ArrayLike | str | None = None,
+    fixed: Mapping[str, float] | None = None,
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+    **_: Any,
+) -> bool | ArrayLike:
+    """Return `hold_out` of `fit_law` for all candidates: the same runs, unless they are given.
+
+    Arguments are those of `fit_law`.
+    """
+    if hold_out is not True:
+        return hold_out
+    read = []
+    for law, own in candidates:
+        law = restricted(law, fixed, bounds)
+        used = objective or own or law.default_objective
+        read.append((law, read_fit_data(law, runs, outcome, columns, clusters, used, sigma)))
+    mask = shared_hold_out(read)
+    # Where there is none, each fit says why.
+    return True if mask is None else mask
+
+
 def _held_out_errors(fit: LawFit) -> NDArray[np.float64]:
     """Return |predicted - observed| per held-out run (n,)."""
     assert fit.hold_out is not None
@@ -167,8 +225,6 @@ def _held_out_errors(fit: LawFit) -> NDArray[np.float64]:
 
 def _as_good(errors: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
     """Return whether the mean error is the best one's, up to a standard error of the difference."""
-    if len(errors) != len(best):
-        return False
     difference = errors - best
     error = float(difference.std(ddof=1)) / np.sqrt(len(best)) if len(best) > 1 else 0.0
     return float(difference.mean()) <= error
@@ -194,19 +250,23 @@ def _sentence(
     order: Sequence[str],
     kept: Sequence[str],
     errors: Mapping[str, NDArray[np.float64]],
+    *,
     misfits: Sequence[str],
+    unranked: Sequence[str],
 ) -> str:
     best = errors[order[0]]
-    text = (
-        f"{order[0]} predicts the {len(best)} largest runs best, with a mean error of "
-        f"{best.mean():.3g}"
-    )
+    runs = f"{len(best)} largest runs" if len(best) > 1 else "largest run"
+    text = f"{order[0]} predicts the {runs} best, with a mean error of {best.mean():.3g}"
     if len(kept) > 1:
         text += f"; as good, up to a standard error: {', '.join(kept[1:])}"
     worse = next((name for name in order if name not in kept), None)
     if worse is not None:
         text += f"; then {worse} with {errors[worse].mean():.3g}"
-    return text + (f"; left out as misfits: {', '.join(misfits)}" if misfits else "")
+    if misfits:
+        text += f"; left out as misfits: {', '.join(misfits)}"
+    if unranked:
+        text += f"; without a rank, for they cannot predict these runs: {', '.join(unranked)}"
+    return text
 
 
 def compare_laws(
@@ -214,7 +274,8 @@ def compare_laws(
 ) -> tuple[pd.DataFrame, dict[str, LawFit]]:
     """Return one row per law, best hold-out first, and the fits by name.
 
-    Laws without numbers come last.
+    All laws predict the same runs, as in `choose_law`. Laws that cannot come last, without an
+    error; `hold_out_note` of their fits says why.
 
     Args:
         laws: Fitted to the same runs.
@@ -229,7 +290,10 @@ def compare_laws(
         >>> table["law"].tolist()
         ['kaplan', 'chinchilla']
     """
-    fits = {law.name: fit_law(law, runs, **options) for law in map(as_law, laws)}
+    runs = as_columns(runs)
+    chosen = [as_law(law) for law in laws]
+    options["hold_out"] = _same_hold_out([(law, None) for law in chosen], runs, **options)
+    fits = {law.name: fit_law(law, runs, **options) for law in chosen}
     fits = {name: replace(fit, n_judged=len(fits)) for name, fit in fits.items()}
     rows = []
     for name, fit in fits.items():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.fitting.bootstrap import percentile_interval
+from analysis.fitting.bootstrap import draws_with_interval, percentile_interval
 from analysis.fitting.interval_calibration import Levels, widened
 from analysis.fitting.inverse import REACH, size_reaching
 from analysis.fitting.law import Law, LawProblem, without_views
@@ -217,6 +217,8 @@ class LawFit:
     """Standard deviation that `sigma` states of a run of weight one; NaN without."""
     outcome: str = "loss"
     """Name of the column that was explained."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The law's inputs to the columns that they were read from."""
     conditions: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Columns of the table that the law does not use, (n,) each."""
     n_judged: int = 1
@@ -391,22 +393,27 @@ class LawFit:
             raise ValueError(f"of: say which of {', '.join(self.law.inputs)} is looked for")
         return size_reaching(self, y, of or self.law.inputs[0], at or {})
 
-    def x_reaching(self, y: float, *, y_draws: Array | None = None) -> tuple[float, float, float]:
+    def x_reaching(self, y: float, *, y_half_width: float = 0.0) -> tuple[float, float, float]:
         """Return (x, low, high) where a curve of one size reaches y; inf where it never does.
 
-        A lower end more than `REACH` times below the runs is 0, an upper one above them inf.
+        A lower end more than `REACH` times below the runs is 0, an upper one above them inf. Both
+        are NaN with fewer than two draws.
 
         Args:
             y: Value to reach.
-            y_draws: Uncertain y, one per draw of this fit; None takes y as exact.
+            y_half_width: Half the width of y's own interval at `level`, of runs that were not
+                fitted; 0 takes y as exact.
 
         Raises:
             ValueError: If the fit has no numbers, or the law no inverse.
         """
         best = float(self.law.invert(np.asarray([y]), self.best[None, :])[0])
-        if not len(self.draws):
+        n_draws = len(self.draws)
+        if n_draws < 2:
             return best, float("nan"), float("nan")
-        wanted = np.full(len(self.draws), y) if y_draws is None else y_draws
+        # `levels.curve` corrects the curve's resamples. The interval of y needs no correction, so
+        # its draws are as wide as gives that interval back.
+        wanted = y + draws_with_interval(y_half_width, n_draws, level=self.levels.curve)
         reached = self.law.invert(wanted, self.draws)
         # Infinite draws are real (that curve never gets there): percentiles between two of them
         # would be NaN.

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from analysis.loading.columns import taken
+
 if TYPE_CHECKING:
     from analysis.fitting.result import LawFit
 
@@ -43,10 +45,12 @@ def summary_html(fit: "LawFit") -> str:
 def _facts(fit: "LawFit") -> dict[str, str]:
     """Return what stands above the table, by its name."""
     weighted = len(fit.weights) > 0 and bool((fit.weights != fit.weights[0]).any())
+    columns = taken(fit.columns)
     return {
         "source": fit.law.source,
         **({"given": _given(fit)} if fit.law.bounds else {}),
         "outcome": f"{fit.outcome}, {fit.n_points} runs of {fit.n_configurations} configurations",
+        **({"columns": columns} if columns else {}),
         "objective": fit.objective_of.words + (", runs weighted" if weighted else ""),
         "verdict": str(fit.verdict),
         "optimiser": f"{fit.status}; {fit.sentence}",

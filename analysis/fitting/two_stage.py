@@ -33,6 +33,7 @@ from analysis.loading.columns import (
     Runs,
     as_columns,
     column,
+    column_of,
     equal_rows,
     in_words,
     labels,
@@ -77,6 +78,10 @@ class TwoStageFit:
     """What is odd about the runs (`DataWarning`)."""
     outcome: str = "accuracy"
     """Name of the column that the second stage explains."""
+
+    def __repr__(self) -> str:
+        laws = f"{self.to_loss.law.name} and {self.to_outcome.law.name}"
+        return f"<TwoStageFit of {laws}, {self.to_loss.n_points} runs; see summary()>"
 
     @property
     def usable(self) -> bool:
@@ -218,7 +223,8 @@ def fit_chain(
             f"Sigmoid(chance=0.25), got {link!r}; its levels depend on the task"
         )
     first, second = (_mask(rows, len(column(runs, loss))) for rows in (law_rows, link_rows))
-    table = _sizes(law, runs, columns or {}, first)
+    names = {name: column_of(runs, name, columns) for name in law.inputs}
+    table = _sizes(law, runs, names, first)
     losses = numbers(runs, loss, why=LOSS_ADVICE, among=first | second)
     outcomes = _outcomes(runs, outcome, second, accept)
     if link.levels_are_shares and np.median(outcomes[second]) > PER_CENT and "units" not in accept:
@@ -234,8 +240,9 @@ def fit_chain(
     weights = _resamples(configurations, needs, law.min_spare, n_draws=n_draws, seed=seed)
     stage = _Stage(configurations, weights, {"seed": seed, "level": level})
     options: dict[str, Any] = {"objective": objective, "n_draws": n_draws, "hold_out": hold_out}
+    to_loss = stage.fit(law, table | {loss: losses}, loss, first, **options)
     return TwoStageFit(
-        to_loss=stage.fit(law, table | {loss: losses}, loss, first, **options),
+        to_loss=replace(to_loss, columns=names),
         to_outcome=stage.fit_link(link, losses, outcomes, outcome, second, huber),
         level=level,
         warnings=warnings,
@@ -321,10 +328,17 @@ class _Stage:
 
 
 def _sizes(law: Law, runs: Runs, names: Mapping[str, str], among: Mask) -> dict[str, Array]:
-    """Return the law's inputs (n,), checked where the first stage uses them."""
+    """Return the law's inputs (n,), checked where the first stage uses them.
+
+    Args:
+        law: Of the first stage.
+        runs: The table.
+        names: The law's inputs to columns.
+        among: Mask (n,) of the rows of the first stage.
+    """
     return {
-        name: numbers(runs, names.get(name, name), zero=name in law.may_be_zero, among=among)
-        for name in law.inputs
+        name: numbers(runs, theirs, zero=name in law.may_be_zero, among=among)
+        for name, theirs in names.items()
     }
 
 

@@ -102,6 +102,11 @@ class FitVerdict:
         """Whether what rests on the fit is refused."""
         return self.status is VerdictStatus.MISFIT
 
+    @property
+    def is_credible(self) -> bool:
+        """Whether numbers that rest on the fit are claimed: it is adequate or doubtful."""
+        return self.status in (VerdictStatus.ADEQUATE, VerdictStatus.DOUBTFUL)
+
     def __str__(self) -> str:
         return f"{self.status}: {self.sentence}"
 

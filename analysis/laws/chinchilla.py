@@ -48,21 +48,18 @@ CHINCHILLA_TIED = SumOfPowers(
 )
 
 
-def compute_optimum(
-    parameters: dict[str, float], compute: float, *, flops_per_param_token: float = 6.0
-) -> tuple[float, float]:
-    """Return the parameters and tokens of lowest loss at a training budget C = k N D.
+def compute_optimum(parameters: dict[str, float], compute: float) -> tuple[float, float]:
+    """Return the parameters and tokens of lowest loss at a training budget C = 6 N D.
 
-    N = G (C/k)^(beta/(alpha+beta)) with G = (alpha A / (beta B))^(1/(alpha+beta)). Hoffmann et al.
+    N = G (C/6)^(beta/(alpha+beta)) with G = (alpha A / (beta B))^(1/(alpha+beta)). Hoffmann et al.
     2022, equation 4.
 
     Args:
         parameters: A, B, alpha, beta of the law.
         compute: FLOPs.
-        flops_per_param_token: k.
     """
     A, B, alpha, beta = (parameters[name] for name in ("A", "B", "alpha", "beta"))
-    product = compute / flops_per_param_token
+    product = compute / 6
     G = (alpha * A / (beta * B)) ** (1 / (alpha + beta))
     params = G * product ** (beta / (alpha + beta))
     return params, product / params

@@ -20,6 +20,7 @@ ALIASES: Mapping[str, Sequence[str]] = {
         "parameter_count model_params model_size size dense_parameter_count dense_params "
         "total_params params_total total_parameters total_parameter_count"
     ),
+    "total_params": words("params_total total_parameters total_parameter_count"),
     "active_params": words(
         "n_active n_act nact active_parameters activated_params params_active num_active_params "
         "active_param_count active_parameter_count"
@@ -142,6 +143,11 @@ def _other_params(frame: pd.DataFrame, chosen: Mapping[str, str]) -> list[str]:
     """Return a note where parameters were found in one column, and others may count them too."""
     there = list(frame.columns)
     taken = chosen.get("params", "params" if "params" in there else None)
+    if taken is None and "active_params" in {*chosen, *there}:
+        return [
+            "laws take active_params as params; where another column is N, say so with "
+            "columns={'params': …}"
+        ]
     others = [c for c in there if c not in {taken, *chosen.values()} and _counts_params(frame, c)]
     if taken not in chosen.values() or not others:
         return []
@@ -159,7 +165,9 @@ def _column_for(name: str, frame: pd.DataFrame, free: list[str], where: str) -> 
     """
     found = _candidates(name, free)
     if name == "params":  # a column of totals is N only where there is no other
-        found = [c for c in found if "total" not in header(c)[0]] or found
+        plain = [c for c in found if not _is_stored(c)]
+        beside_active = "active_params" in frame or _candidates("active_params", free)
+        found = plain if plain or beside_active else found
     same = len(found) > 1 and all(frame[c].equals(frame[found[0]]) for c in found)
     if len(found) > 1 and not same and name not in LABELS:
         more = f" or {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
@@ -168,6 +176,12 @@ def _column_for(name: str, frame: pd.DataFrame, free: list[str], where: str) -> 
             f"say which with columns={{{name!r}: …}}"
         )
     return found[0] if found else None
+
+
+def _is_stored(column: str) -> bool:
+    """Whether a column counts what is stored, or leaves out embeddings, rather than just N."""
+    name = header(column)[0]
+    return "total" in name or name in WITHOUT_EMBEDDINGS
 
 
 def _counts_params(frame: pd.DataFrame, column: str) -> bool:

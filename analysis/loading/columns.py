@@ -23,11 +23,20 @@ class HasTable(Protocol):
 
 
 OURS: Mapping[str, tuple[str, ...]] = {
-    "params": ("total_params", "active_params"),
+    "params": ("active_params", "non_embedding_params", "total_params"),
+    "n_active": ("active_params", "non_embedding_params"),
     "tokens": ("training_tokens",),
     "flops": ("training_flops",),
+    "n_memory": ("memory_params",),
+    "experts": ("n_experts",),
 }
-"""Inputs of laws to the columns that hold them in what `analysis.load` returns."""
+"""Inputs of laws to the columns that are taken where none has the input's name, in this order.
+
+Active parameters come first: total ones count embeddings and every expert, and neither training
+FLOPs nor the loss go by them."""
+
+MOST_LISTED = 8
+"""Columns that an error lists; of more it says how many."""
 
 
 def as_columns(runs: Runs | HasTable) -> Runs:
@@ -46,17 +55,38 @@ def as_columns(runs: Runs | HasTable) -> Runs:
     return cast("Runs", runs.table)
 
 
+def column_of(runs: Runs, name: str, columns: Mapping[str, str] | None = None) -> str:
+    """Return the column that holds an input of a law: the named one, its own, or one of `OURS`.
+
+    Args:
+        runs: The table.
+        name: Of the input.
+        columns: Inputs to the columns that the caller named.
+    """
+    if columns and name in columns:
+        return columns[name]
+    return next((c for c in (name, *OURS.get(name, ())) if c in runs), name)
+
+
+def taken(columns: Mapping[str, str]) -> str:
+    """Return which inputs were read from columns of another name; empty if none was.
+
+    Args:
+        columns: Inputs to columns.
+    """
+    return ", ".join(f"{n} is column {theirs}" for n, theirs in columns.items() if n != theirs)
+
+
 def column(runs: Runs, name: str) -> Any:
     """Return a column as it is.
 
     Raises:
-        ValueError: If there is none; the message lists those there are, the most similar first.
+        ValueError: If there is none; the message names the most similar ones.
     """
     if name in runs:
         return runs[name]
     there = [str(c) for c in runs]
-    ours = [c for c in OURS.get(name, ()) if c in there]
-    near = ours or get_close_matches(name, there, n=2, cutoff=0.6)
+    near = get_close_matches(name, there, n=2, cutoff=0.6)
     near = near or [c for c in there if len(name) > 2 and name.lower() in c.lower()][:2]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     if "trial_id" in there and not len(runs["trial_id"]):
@@ -65,10 +95,17 @@ def column(runs: Runs, name: str) -> Any:
             "returned say why no run counts"
         )
     raise ValueError(
-        f"{name}: no such column; {hint}there are {', '.join(there) or 'none'}; give {name}, too, "
+        f"{name}: no such column; {hint}there are {names_of(runs)}; give {name}, too, "
         "or name the column that holds it: outcome='…' for the outcome, "
         "columns={'params': '…'} for an input of the law"
     )
+
+
+def names_of(runs: Runs) -> str:
+    """Return the names of the columns for a message: the first of many, and how many others."""
+    there = [str(c) for c in runs]
+    shown = ", ".join(there[:MOST_LISTED]) or "none"
+    return shown if len(there) <= MOST_LISTED else f"{shown} and {len(there) - MOST_LISTED} more"
 
 
 def numbers(

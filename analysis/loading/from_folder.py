@@ -159,7 +159,7 @@ def _why_not_done(trial: TrialDir, state: TrialState) -> str:
     if attempts:
         return (
             "not finished: waits for another attempt after "
-            f"attempt {attempts[-1].number} ended ({reason})"
+            f"attempt {attempts[-1].number} ended: {reason}"
         )
     return "not started"
 

@@ -48,6 +48,10 @@ class Runs:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Commit, packages and hardware of the attempts that finished; several values are counted."""
 
+    def __repr__(self) -> str:
+        n, without = len(self.table), len(self.excluded)
+        return f"<Runs of {self.sweep or 'all sweeps'}: {n} in table, {without} in excluded>"
+
 
 def load(
     source: str | os.PathLike[str] | pd.DataFrame | Mapping[str, Any],

@@ -209,14 +209,16 @@ def _check(table: pd.DataFrame, units: Mapping[str, float]) -> list[DataWarning]
         warnings += [] if small is None else [small]
     names = ("params", "active_params", "tokens", "experts")
     inputs = [n for n in names if n in sizes and np.isfinite(sizes[n]).all()]
-    if not {"params", "tokens"} <= set(inputs) or "loss" not in table:
+    # Where there are only active parameters, they are the size.
+    given = {"params" if n == "active_params" and "params" not in sizes else n: n for n in inputs}
+    if not {"params", "tokens"} <= set(given) or "loss" not in table:
         return warnings
     kinds = pd.Series("", index=table.index)
     if "architecture" in table:
         kinds = table["architecture"].astype(str)
     for _, runs in table.groupby(kinds, sort=False):
         warnings += check_runs(
-            {n: runs[n].to_numpy(dtype=np.float64) for n in inputs},
+            {n: runs[c].to_numpy(dtype=np.float64) for n, c in given.items()},
             runs["loss"].to_numpy(dtype=np.float64),
             outcome="loss",
             seeds_named="seed" in table,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from analysis.plotting.recording import UnrecordableError, recorded
 
 STYLE: Any = {  # matplotlib types the keys one by one
-    "font.family": "DejaVu Sans",
+    "font.family": ["DejaVu Sans", "sans-serif"],  # the latter where an SVG is shown without it
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -29,12 +29,18 @@ STYLE: Any = {  # matplotlib types the keys one by one
     "xtick.color": "#444444",
     "ytick.color": "#444444",
     "svg.hashsalt": "memscale",  # the same numbers give the same file
+    "pdf.fonttype": 42,  # TrueType: many venues refuse Type 3
+    "svg.fonttype": "none",  # text that can be searched and edited, not outlines
 }
 
 
 def styled() -> AbstractContextManager[None]:
-    """Return the context in which figures are made and written; pyplot stays as it is."""
-    return matplotlib.rc_context(STYLE)
+    """Return the context in which figures are made and written; pyplot stays as it is.
+
+    What somebody set in matplotlib's rcParams holds.
+    """
+    now, default = matplotlib.rcParams, matplotlib.rcParamsDefault
+    return matplotlib.rc_context({k: v for k, v in STYLE.items() if now[k] == default[k]})
 
 
 def new_figure(width: float, height: float, *, layout: Any = "constrained") -> Figure:
@@ -45,7 +51,7 @@ def new_figure(width: float, height: float, *, layout: Any = "constrained") -> F
 
 
 KINDS = ("svg", "png", "pdf")
-"""Formats of every figure's files."""
+"""Formats of a figure's files."""
 
 DPI = 200
 """Pixels per inch of a PNG."""
@@ -55,14 +61,20 @@ def save(figure: Figure, stem: str | Path) -> list[Path]:
     """Write `<stem>.svg`, `<stem>.png` (200 dpi) and `<stem>.pdf`, and return them.
 
     The layout is settled once, for all three, and the parts are drawn once.
+
+    Args:
+        figure: Of `analysis.draw`, or any other.
+        stem: Without a suffix; with one of the three, that file alone is written.
     """
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     settle_layout(figure)
     once = drawn_once(figure)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in KINDS]
-    for path, kind in zip(paths, KINDS, strict=True):
-        path.write_bytes(image(once, kind))
+    if stem.suffix[1:].lower() in KINDS:
+        paths = [stem]
+    for path in paths:
+        path.write_bytes(image(once, path.suffix[1:].lower()))
     return paths
 
 

@@ -83,7 +83,8 @@ def draw(result: Any, **options: Any) -> Any:
             multipliers also as a list.
         options: Of the figure: `runs` for the fits of a sweep, and `histories` for the use of its
             memories and experts over training (None where nothing reported it); `size=True` for
-            multipliers of size; labels such as `x` and `outcome`.
+            multipliers of size; the label `outcome` of laws, chains, profiles and envelopes, and
+            `x` of laws of one size.
 
     Raises:
         ValueError: If it is of no kind known, or has no numbers.

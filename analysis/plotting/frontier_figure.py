@@ -31,7 +31,7 @@ from analysis.plotting.shaded_panels import (
     shade_outside,
 )
 from analysis.plotting.style import SeriesStyle, series_styles
-from analysis.scaling.frontier import Frontier
+from analysis.scaling.frontier import LEAST_SHARE, Frontier
 
 
 def frontier_figure(
@@ -39,7 +39,8 @@ def frontier_figure(
 ) -> Figure:
     """Return best loss, size, tokens, and the share of draws each architecture wins, by budget.
 
-    Tokens are left out where all were trained on the same, shares where nothing was drawn.
+    Tokens are left out where all were trained on the same, shares where nothing was drawn or one
+    architecture is alone. Titles name a verdict with which nothing is claimed.
 
     Args:
         frontier: Of one budget.
@@ -64,6 +65,8 @@ def frontier_figure(
             "params": ("Best size", "Parameters N"),
             "tokens": ("Best training length", "Tokens"),
         }
+        verdict = frontier.verdict
+        unclaimed = "" if verdict.is_credible else f" ({verdict.status})"
         misfits = {name for name, fit in frontier.fits.items() if is_misfit(fit)}
         lines = {
             name: replace(style, line=MISFIT_LINE) if name in misfits else style
@@ -77,7 +80,7 @@ def frontier_figure(
                 curve = (getattr(best, quantity), *getattr(best, f"{quantity}_band"))
                 draw_curve(axes, x, curve, extrapolated=outside[name], style=lines[name])
             shade_outside(axes, x, list(outside.values()))
-            axes.set_title(title)
+            axes.set_title(title + unclaimed)
             axes.set_ylabel(y_label)
             amount_axis(axes, label, x)
             low, high = _drawn_span(axes)
@@ -87,25 +90,33 @@ def frontier_figure(
                 log_scale(axes, "y", low, high, show=rounded)
         if drawn:
             _draw_shares(place["share"], frontier, styles)
+            place["share"].set_title("Which architecture is best" + unclaimed)
             amount_axis(place["share"], label, x)
         handles: list[Artist] = [curve_handle(style, name) for name, style in styles.items()]
         handles.append(Patch(color=OUTSIDE, label="outside the runs"))
         legend_above(figure, handles, most_columns=5)
         lacking = lacks_bands((best.loss, best.loss_band[0]) for best in allocations)
-        band_caption(figure, frontier.level, misfit_words(sorted(misfits)), lacking=lacking)
+        further = " · ".join(filter(None, (misfit_words(sorted(misfits)), frontier.without)))
+        band_caption(figure, frontier.level, further, lacking=lacking)
     return figure
 
 
 def _draw_shares(axes: Axes, frontier: Frontier, styles: Mapping[str, SeriesStyle]) -> None:
-    """Stack the share of draws that each architecture wins; its name marks its largest share."""
+    """Stack the share of draws that each architecture wins; its name marks its largest share.
+
+    What is left are draws in which none has a best size.
+    """
     x = frontier.budgets
-    shares = np.asarray([best.share for best in frontier.allocations.values()])
+    shares = {name: best.share for name, best in frontier.allocations.items()}
+    nobody = 1 - np.sum(list(shares.values()), axis=0)
+    if nobody.max() >= LEAST_SHARE:
+        shares["no best size"] = nobody
     axes.set_ylim(0, 1)
-    axes.set_title("Which architecture is best")
     axes.set_ylabel("Share of draws that it wins")
     bottom = np.zeros(len(x))
-    for name, part in zip(frontier.allocations, shares, strict=True):
-        look: Any = {"color": styles[name].colour, "alpha": 0.75, "edgecolor": "white"}
+    for name, part in shares.items():
+        colour = styles[name].colour if name in styles else "white"
+        look: Any = {"color": colour, "alpha": 0.75, "edgecolor": "white"}
         axes.fill_between(x, bottom, bottom + part, linewidth=0.8, **look)
         at = int(part.argmax())
         if part[at] > 0.1:

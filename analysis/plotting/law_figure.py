@@ -31,6 +31,7 @@ Array = NDArray[np.float64]
 def law_figure(
     fits: LawFit | Mapping[str, LawFit],
     *,
+    x: str | None = None,
     outcome: str | None = None,
     beyond: float = BEYOND,
 ) -> Figure:
@@ -42,17 +43,24 @@ def law_figure(
 
     Args:
         fits: One fit, or fits by architecture; those without numbers are named below the figure.
+        x: Label of the size of a law of one, or a name of LABELS; that of the law if None.
         outcome: Label; the name of what was fitted if None.
         beyond: Factor beyond the largest run to which curves are drawn.
 
     Raises:
-        ValueError: If no fit has numbers, or they are of laws with different inputs.
+        ValueError: If no fit has numbers, they are of laws with different inputs, or there is an
+            `x` for several.
     """
     given = fits if isinstance(fits, Mapping) else {law_title(fits): fits}
     usable: dict[str, LawFit] = usable_fits(given)
     first = next(iter(usable.values()))
     if any(fit.law.inputs != first.law.inputs for fit in usable.values()):
         raise ValueError("figure: the fits are of laws with different inputs; draw them apart")
+    if x is not None and len(first.law.inputs) > 1:
+        raise ValueError(
+            f"x: the figure has an axis for each of {', '.join(first.law.inputs)}; leave x out, or "
+            "label one with figure.axes[i].set_xlabel(…)"
+        )
     groups = [group for name, fit in usable.items() for group in _groups(name, fit)]
     middle = middle_sizes(list(usable.values()))
     styles = series_styles(name for name, *_ in groups)
@@ -65,7 +73,7 @@ def law_figure(
                     law_series(fit, size, middle | fixed, styles[name], beyond, rows=rows)
                     for name, fit, rows, fixed in groups
                 ],
-                size=size,
+                size=size if x is None else x,
                 zeros=any((fit.inputs[size] == 0).any() for fit in usable.values()),
                 title=others_title(middle, size),
                 outcome=(outcome or outcome_label(first.outcome)) if column == 0 else "",

@@ -150,12 +150,18 @@ class _Recorder(RendererBase):
         mtext: Any = None,
     ) -> None:
         look = _look(gc)
+        anchor = None if mtext is None else copy(mtext)
+        if anchor is not None:
+            # A format that asks where the text is anchored would get pixels of the first figure.
+            anchor.set_position(mtext.get_transform().transform(mtext.get_unitless_position()))
 
         def stroke(to: _Page) -> None:
             px, py = to.by.transform((x, y))
             if to.renderer.flipy():
                 py = to.renderer.get_canvas_width_height()[1] - py
-            to.renderer.draw_text(look(to), px, py, s, prop, angle, ismath=ismath, mtext=mtext)
+            if anchor is not None:
+                anchor.set_transform(to.by)
+            to.renderer.draw_text(look(to), px, py, s, prop, angle, ismath=ismath, mtext=anchor)
 
         self.strokes.append(stroke)
 

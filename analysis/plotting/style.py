@@ -11,6 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import matplotlib
+from matplotlib.colors import to_hex
+
 Line = Literal["-"] | tuple[float, tuple[float, ...]]
 """Solid, or dashes as matplotlib takes them."""
 
@@ -43,12 +46,20 @@ class SeriesStyle:
 
 
 def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
-    """Return the style of each series, by the order of first appearance."""
+    """Return the style of each series, by the order of first appearance.
+
+    Colours are those of matplotlib's `axes.prop_cycle` where somebody set one.
+    """
+    colours, solid = list(COLOURS), len(_FIRST)
+    cycle = matplotlib.rcParams["axes.prop_cycle"]
+    if cycle != matplotlib.rcParamsDefault["axes.prop_cycle"] and "color" in cycle.keys:
+        colours = cycle.by_key()["color"]
+        solid = len(colours)
     return {
         name: SeriesStyle(
-            colour=COLOURS[i % len(COLOURS)],
+            colour=to_hex(colours[i % len(colours)]).upper(),
             marker=MARKERS[i % len(MARKERS)],
-            line="-" if i % len(COLOURS) < len(_FIRST) else DASHES,
+            line="-" if i % len(colours) < solid else DASHES,
         )
         for i, name in enumerate(dict.fromkeys(names))
     }

@@ -7,6 +7,7 @@ import pandas as pd
 
 from analysis.fitting.bootstrap import p_value_with_seeds
 from analysis.fitting.verdict import VerdictStatus
+from analysis.formatting import some_of
 from analysis.report.answer import MOST_NAMED, SweepAnswer
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.equal_cost import CostDifference
@@ -96,19 +97,31 @@ def _seeds(answer: SweepAnswer) -> list[str]:
     # What the sweep held equal for most comes first.
     found = answer.differences.differences
     held_equal = [d for d in found if d.measure == found[0].measure]
-    if any(d.mean.p is None for d in held_equal):
+    of_one = [d.candidate for d in held_equal if d.mean.p is None]
+    if of_one:
+        whose = f" of {some_of(of_one)}" if len(of_one) < len(held_equal) else ""
         return [
-            "Train a second and a third seed: with one seed nothing says whether a difference is"
-            " noise."
+            f"Train a second and a third seed{whose}: with one seed nothing says whether a"
+            " difference is noise."
         ]
-    open_ones = [d for d in held_equal if d.verdict == "not told apart"]
+    missing = list(dict.fromkeys(seed for d in held_equal for seed in d.missing_seeds))
     sentences = []
+    if missing:
+        sentences.append(f"Train {some_of(missing)}: a size with one seed is left out of the mean.")
+    open_ones = [d for d in held_equal if d.verdict == "not told apart"]
     for one in sorted(open_ones, key=lambda d: -abs(d.mean.value))[:MOST_NAMED]:
         n = seeds_needed(one)
         low, high = one.mean.low, one.mean.high
         if n is None or low is None or high is None:
             continue
-        if n > MOST_SEEDS:
+        if n == math.inf:
+            sentences.append(
+                f"{one.candidate}: no number of seeds would tell a difference of"
+                f" {abs(one.mean.value):.2g} at equal {one.measure.label}. There {one.reference} is"
+                f" interpolated between its sizes, with an error of about {one.mean.extra_sd:.2g}."
+                f" Train sizes of {one.reference} that are nearer in {one.measure.label}."
+            )
+        elif n > MOST_SEEDS:
             sentences.append(
                 f"{one.candidate}: further seeds are hardly worth it. The difference at equal"
                 f" {one.measure.label} lies between {low:+.2g} and {high:+.2g}; larger sizes say"
@@ -122,23 +135,26 @@ def _seeds(answer: SweepAnswer) -> list[str]:
     return sentences
 
 
-def seeds_needed(one: CostDifference) -> int | None:
+def seeds_needed(one: CostDifference) -> float | None:
     """Return the seeds per configuration at which the difference would be told apart.
 
-    Counted up to one more than `MOST_SEEDS`. None where nothing says how much seeds differ.
+    Counted up to one more than `MOST_SEEDS`; infinite where the error of the interpolation alone
+    hides the difference. None where nothing says how much seeds differ.
     """
     p = one.mean.p
     if p is None or one.mean.value == 0:
         return None
-    seeds = one.mean.n / max(1, 2 * one.n_sizes)
     correction = 1.0 if one.p_holm is None or p == 0 else one.p_holm / p
-    for n in range(math.ceil(seeds) + 1, MOST_SEEDS + 1):
-        then = p_value_with_seeds(one.mean, n, seeds=seeds)
-        if then is None:
-            return None
-        if then * correction <= 1 - one.level:
-            return n
-    return MOST_SEEDS + 1
+
+    def told_apart_with(n: float) -> bool:
+        then = p_value_with_seeds(one.mean, n)
+        return then is not None and then * correction <= 1 - one.level
+
+    if not told_apart_with(math.inf):
+        return math.inf
+    seeds = math.ceil(one.mean.n / len(one.mean.seed_sds))
+    counts = range(seeds + 1, MOST_SEEDS + 1)
+    return next((n for n in counts if told_apart_with(n)), MOST_SEEDS + 1)
 
 
 def _edges(fits: SweepFits) -> list[str]:
@@ -147,7 +163,7 @@ def _edges(fits: SweepFits) -> list[str]:
     if not at_edge:
         return []
     shown = "; ".join(f"{b.architecture} {b.size}: {', '.join(b.at_edge)}" for b in at_edge[:3])
-    more = f"; so at {len(at_edge) - 3} more sizes" if len(at_edge) > 3 else ""
+    more = f"; so at {plural(len(at_edge) - 3, 'more size')}" if len(at_edge) > 3 else ""
     return [f"Try values further out, since the best is the last one tried ({shown}{more})."]
 
 

@@ -12,11 +12,11 @@ from enum import StrEnum
 import numpy as np
 
 from analysis.fitting.verdict import VerdictStatus
-from analysis.formatting import count
+from analysis.formatting import count, some_of
 from analysis.loading.load import Runs
 from analysis.report.cells import OUTCOME_LABELS, X_LABELS, estimate, p_value
 from analysis.report.configuration_tables import untuned
-from analysis.report.difference_tables import amount_text
+from analysis.report.difference_tables import amount_text, left_out_text
 from analysis.report.fit_tables import parameters
 from analysis.scaling.best_settings import size_names
 from analysis.scaling.comparison import ArchitectureComparison
@@ -26,12 +26,13 @@ from analysis.scaling.memory_trend import MemoryTrend, memory_trends
 from analysis.scaling.outcomes import higher_is_better
 from analysis.scaling.series_curves import name_series
 from analysis.scaling.sweep_summary import SweepFits
+from orchestrator.records.units import plural
 
 MOST_NAMED = 3
 """Architectures that a sentence names; of more it says how many."""
 
-CLAIMED = (VerdictStatus.ADEQUATE, VerdictStatus.DOUBTFUL)
-"""Verdicts of laws whose numbers an answer quotes; it says which of the two."""
+USUAL_BASELINE = "dense"
+"""What others are compared with wherever it was trained."""
 
 
 class AnswerStatus(StrEnum):
@@ -76,7 +77,7 @@ def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison
     if not first:
         return SweepAnswer(
             status=AnswerStatus.NO_COMPARISON,
-            sentences=tuple(_one_architecture(runs, fits, found)[:3]),
+            sentences=tuple(map(_capitalised, _one_architecture(runs, fits, found)[:3])),
             rests_on=curves_worth(fits),
             differences=found,
             trends=trends,
@@ -92,12 +93,41 @@ def sweep_answer(runs: Runs, fits: SweepFits, comparison: ArchitectureComparison
     further = [_trend_sentence(trends), multiplier, *untuned(fits)]
     others = _other_costs_sentence(first, found)
     sentences += [s for s in (*further, others) if s]
+    if USUAL_BASELINE in _without_runs(runs):
+        others = f"; others are compared with {fits.baseline}"
+        sentences.insert(0, _without_runs_sentence(runs, [USUAL_BASELINE], others))
     return SweepAnswer(
         status=status,
-        sentences=tuple(s[0].upper() + s[1:] if s.startswith("at ") else s for s in sentences[:3]),
+        sentences=tuple(map(_capitalised, sentences[:3])),
         rests_on=curves_worth(fits),
         differences=found,
         trends=trends,
+    )
+
+
+def _capitalised(sentence: str) -> str:
+    """Return a sentence with a capital letter, unless it begins with an architecture's name."""
+    begins = sentence.startswith(("at ", "the "))
+    return sentence[0].upper() + sentence[1:] if begins else sentence
+
+
+def _without_runs(runs: Runs) -> list[str]:
+    """Return the architectures that were planned and have no run that counts."""
+    if not len(runs.excluded):
+        return []
+    planned = dict.fromkeys(str(name) for name in runs.excluded["architecture"].dropna())
+    return [name for name in planned if name not in set(runs.table["architecture"])]
+
+
+def _without_runs_sentence(runs: Runs, names: Sequence[str], others: str = "") -> str:
+    """Return that architectures have no run that counts, and why the first trial does not."""
+    trials = runs.excluded[runs.excluded["architecture"].isin(names)]
+    first, n_more = trials.iloc[0], len(trials) - 1
+    who = some_of([f"the baseline {n}" if n == USUAL_BASELINE else n for n in names])
+    more = f"; {plural(n_more, 'more trial')} excluded" if n_more else ""
+    return (
+        f"{who} {'has' if len(names) == 1 else 'have'} no run that counts{others}."
+        f" {first['trial_id']}: {first['reason']}{more}."
     )
 
 
@@ -122,7 +152,7 @@ def _difference_sentence(found: Sequence[CostDifference], every: EqualCost) -> s
             "not told apart": f"{one.candidate} and {one.reference} are not told apart",
             "no interval": f"{one.candidate} against {one.reference} has no interval (one seed)",
         }.get(verdict, f"{one.candidate} is {verdict} than {one.reference}")
-        return f"{where} {words}: {_difference(one, outcome)}{_p(one, every)}."
+        return f"{where} {words}: {_difference(one, outcome, every)}."
     groups = {
         verdict: [d for d in found if d.verdict == verdict]
         for verdict in ("better", "worse", "not told apart", "no interval")
@@ -143,7 +173,7 @@ def _difference_sentence(found: Sequence[CostDifference], every: EqualCost) -> s
     kinds = "settings" if any(" (" in d.candidate for d in found) else "architectures"
     return (
         f"{where}, of {len(found)} {kinds} against {one.reference} {', '.join(parts)}; furthest"
-        f" lies {top.candidate}: {_difference(top, outcome)}{_p(top, every)}."
+        f" lies {top.candidate}: {_difference(top, outcome, every)}."
     )
 
 
@@ -182,14 +212,19 @@ def _named(members: Sequence[CostDifference]) -> str:
     return f" ({', '.join(names)})" if len(names) <= MOST_NAMED else ""
 
 
-def _difference(one: CostDifference, outcome: str) -> str:
-    """Return the mean difference and that at the largest size."""
-    mean = estimate(one.mean, signed=True)
-    at = amount_text(one.measure, one.largest_amount)
+def _difference(one: CostDifference, outcome: str, every: EqualCost) -> str:
+    """Return the mean difference with its p-value, that at the largest size, what is left out."""
+    mean = f"{outcome} {estimate(one.mean, signed=True)}"
+    at, p = amount_text(one.measure, one.largest_amount), _p(one, every)
+    left_out = left_out_text(one)
+    left_out = f"; {left_out}" if left_out else ""
     if one.n_sizes == 1:
-        return f"{outcome} {mean} at the one size that has a match ({at})"
+        which = "with several seeds" if one.n_left_out else "that has a match"
+        return f"{mean}{p} at the one size {which} ({at}){left_out}"
     largest = estimate(one.largest, signed=True)
-    return f"{outcome} {mean} on average over {one.n_sizes} sizes, {largest} at the largest ({at})"
+    return (
+        f"{mean} on average over {one.n_sizes} sizes{p}, {largest} at the largest ({at}){left_out}"
+    )
 
 
 def _p(one: CostDifference, every: EqualCost) -> str:
@@ -228,7 +263,7 @@ def _multiplier_sentence(
         return (
             f"{unclaimed}: the law of {' and of '.join(misfits)} is a misfit (see Fitted curves)."
         )
-    if curve.verdict.status not in CLAIMED:
+    if not curve.verdict.is_credible:
         status = _article(curve.verdict.status)
         return f"{unclaimed}: the laws that multipliers rest on are {status} (see report.html)."
     i = _last_within_runs(curve)
@@ -294,8 +329,8 @@ def _other_costs_sentence(found: Sequence[CostDifference], every: EqualCost) -> 
     for d in every.differences:
         if d.candidate != one.candidate or d.measure == one.measure:
             continue
-        n = d.n_sizes + d.n_unmatched
-        sizes = f" at {d.n_sizes} of {n} sizes" if d.n_unmatched else ""
+        n = d.n_configurations
+        sizes = f" at {d.n_sizes} of {n} sizes" if d.n_sizes < n else ""
         place = f"at equal {d.measure.label}{sizes} ({estimate(d.mean, signed=True)})"
         if d.verdict == "no interval":
             without.append(place)
@@ -314,7 +349,9 @@ def _one_architecture(runs: Runs, fits: SweepFits, found: EqualCost) -> list[str
     """Return the answer where nothing is compared: the best settings, and the curve."""
     if not len(runs.table):
         return ["No trial has finished, so there is no answer yet."]
-    sentences = list(found.unmatched[:1])
+    lost = _without_runs(runs)
+    sentences = [_without_runs_sentence(runs, lost)] if lost else []
+    sentences += [f"{why}." for why in found.unmatched[:1]]
     if fits.best:
         largest = fits.best[-1]
         at_edge = sum(bool(b.at_edge) for b in fits.best)
@@ -330,7 +367,7 @@ def _one_architecture(runs: Runs, fits: SweepFits, found: EqualCost) -> list[str
         what = f"{OUTCOME_LABELS[curve.spec.outcome]} of {curve.series}"
         against = X_LABELS.get(curve.spec.x, curve.spec.x)
         verdict = curve.fit.verdict
-        if verdict.status in CLAIMED:
+        if verdict.is_credible:
             sentences.append(
                 f"{what} against {against}: {curve.fit.law.equation} with"
                 f" {parameters(curve.fit)} ({verdict.status})."

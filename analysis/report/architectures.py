@@ -19,7 +19,7 @@ from analysis.report.next_runs_table import next_runs_table
 from analysis.scaling.comparison import ArchitectureComparison
 from analysis.scaling.compute_multiplier import Multipliers
 from analysis.scaling.cost_measures import CostMeasure
-from analysis.scaling.frontier import Frontier, OptimalAllocation
+from analysis.scaling.frontier import LEAST_SHARE, Frontier, OptimalAllocation
 
 Array = NDArray[np.float64]
 
@@ -152,7 +152,7 @@ def _multipliers_table(curves: Sequence[Multipliers], *, sizes: bool) -> Table:
     ]
     if not sizes:
         notes.append("tokens grow with the size as they do in the runs")
-    return Table.of("Multipliers", points, columns, [*notes, *_misfit_notes(curves)])
+    return Table.of("Multipliers", points, columns, [*notes, *_verdict_notes(curves)])
 
 
 def _point_column(
@@ -203,16 +203,16 @@ def _band_words(level: float, curves: Iterable[tuple[Array, Array]]) -> str:
     return f"[…] is the {level:.0%} band of resampled runs"
 
 
-def _misfit_notes(curves: Iterable[Any]) -> list[str]:
-    """Return why numbers are not to be relied on: laws below them that are wrong for their runs."""
-    verdicts = [curve.verdict for curve in curves if curve.verdict.is_misfit]
+def _verdict_notes(curves: Iterable[Any]) -> list[str]:
+    """Return why numbers are not to be relied on: laws below them that misfit or stay open."""
+    verdicts = [curve.verdict for curve in curves if not curve.verdict.is_credible]
     return [f"not to be relied on: {words}" for words in dict.fromkeys(map(str, verdicts))]
 
 
 def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
     """Return some budgets of every frontier: within the runs, and the largest."""
     allocations = [best for one in frontiers for best in one.allocations.values()]
-    # Without draws nobody wins any.
+    # Without draws or a rival nobody wins any.
     drawn = any(np.isfinite(best.share).any() for best in allocations)
     points = [(one, i) for one in frontiers for i in _telling_points(_within_runs(one))]
 
@@ -236,7 +236,10 @@ def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
 
     columns = [
         _point_column("budget", budget, True, fields=_frontier_values),
-        _point_column("best", lambda one, i: one.best[i] or "–"),
+        _point_column(
+            "best" if any(one.compares for one in frontiers) else "architecture",
+            lambda one, i: one.best[i] or "–",
+        ),
         _point_column(
             "parameters",
             of_best(lambda of, i: _with_band(of.params, of.params_band, i, show=count)),
@@ -257,7 +260,7 @@ def _frontier_table(frontiers: Sequence[Frontier]) -> Table:
         _point_column("rests on", rests_on),
     ]
     ends = [(best.loss, best.loss_band[0]) for best in allocations]
-    notes = [_band_words(frontiers[0].level, ends), *_misfit_notes(frontiers)]
+    notes = [_band_words(frontiers[0].level, ends), *_verdict_notes(frontiers)]
     return Table.of("Frontier", points, columns, notes)
 
 
@@ -272,7 +275,7 @@ def _frontier_values(one: Frontier, i: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "measure": one.measure.name,
         "budget": float(one.budgets[i]),
-        "best": one.best[i] or None,
+        "best" if one.compares else "architecture": one.best[i] or None,
         "verdict": str(one.verdict.status),
     }
     if not one.best[i]:
@@ -290,12 +293,16 @@ def _frontier_values(one: Frontier, i: int) -> dict[str, Any]:
 
 
 def _shares(one: Frontier, i: int) -> str:
-    """Return the share of draws that each architecture wins at budget i, largest first."""
+    """Return the share of draws that each architecture wins at budget i, largest first.
+
+    Last, in how many none has a best size.
+    """
     shares = {name: of.share[i] for name, of in one.allocations.items()}
     if not one.best[i] or np.isnan(shares[one.best[i]]):
         return "–"
     ordered = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= 0.01)
+    ordered.append(("none", 1 - sum(shares.values())))
+    return ", ".join(f"{name} {share:.0%}" for name, share in ordered if share >= LEAST_SHARE)
 
 
 def _amount(measure: CostMeasure, value: float) -> str:

@@ -16,6 +16,7 @@ from analysis.report.cells import (
 from analysis.report.configuration_tables import not_causal
 from analysis.scaling.equal_compute import EqualFlops
 from analysis.scaling.sweep_summary import SweepFits
+from orchestrator.records.units import plural
 
 
 def comparison(fits: SweepFits) -> Table:
@@ -51,7 +52,7 @@ def comparison(fits: SweepFits) -> Table:
             f"[…] of a difference is {'; '.join(methods)}",
             corrected_note(sum(p.p_holm is not None for p in fits.pairs)),
             f"last column: the size at which the {fits.baseline} curve reaches the model's value,"
-            " as a multiple of the baseline's size",
+            " as a multiple of the baseline's size; one seed of the model gives no interval",
             *not_causal(fits),
             *notes,
         ]
@@ -70,8 +71,8 @@ def corrected_note(n: int) -> str:
     if not n:
         return "no p-values: one seed on a side has no interval"
     return (
-        f"p: that there is no difference, corrected for {n} comparisons (Holm); intervals are of"
-        " one comparison each"
+        f"p: that there is no difference, corrected for {plural(n, 'comparison')} (Holm);"
+        " intervals are of one comparison each"
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from analysis.fitting.bootstrap import MeanEstimate
-from analysis.formatting import Column, Table, count, flops, seconds
+from analysis.formatting import Column, Table, count, flops, seconds, some_of
 from analysis.report.cells import (
     OUTCOME_LABELS,
     estimate,
@@ -67,15 +67,28 @@ def differences_table(found: EqualCost, fits: SweepFits) -> Table:
                 if any(d.measure in TIMED for d in found.differences)
                 else []
             ),
+            *dict.fromkeys(
+                f"{d.candidate}: {left_out_text(d)}" for d in found.differences if d.n_left_out
+            ),
             *untuned(fits),
             *notes,
         ]
     return Table.of("Differences at equal cost", found.differences, columns, notes)
 
 
+def left_out_text(one: CostDifference) -> str:
+    """Return which sizes are left out for want of seeds, empty where none is."""
+    if not one.n_left_out:
+        return ""
+    what = (
+        "size is left out, which lacks" if one.n_left_out == 1 else "sizes are left out, which lack"
+    )
+    return f"{one.n_left_out} {what} {some_of(one.missing_seeds)}"
+
+
 def _sizes_text(one: CostDifference) -> str:
     """Return `4 of 6, interpolated`."""
-    text = f"{one.n_sizes} of {one.n_sizes + one.n_unmatched}"
+    text = f"{one.n_sizes} of {one.n_configurations}"
     return f"{text}, interpolated" if one.interpolated else text
 
 
@@ -83,6 +96,7 @@ def _size_counts(one: CostDifference) -> dict[str, object]:
     return {
         "n_sizes": one.n_sizes,
         "n_unmatched": one.n_unmatched,
+        "n_left_out": one.n_left_out,
         "interpolated": one.interpolated,
     }
 

@@ -25,7 +25,7 @@ from analysis.fitting.result import LawFit
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sum_of_powers import SumOfPowers
-from analysis.loading.columns import HasTable, Runs
+from analysis.loading.columns import HasTable, Runs, taken
 from analysis.scaling.cost_measures import (
     COST_MEASURES,
     CostMeasure,
@@ -171,6 +171,9 @@ class ArchitectureLaw:
     cost_draws: Mapping[str, Array]
     """Measure to the coefficients (k, 5) of every draw."""
 
+    def __repr__(self) -> str:
+        return f"<ArchitectureLaw of {self.name}; see fit>"
+
     def with_parameters(self, parameters: Array) -> Curve:
         """Return the curve under other parameters (k, p) of the whole fit, at unchanged costs."""
         k = len(parameters)
@@ -198,6 +201,10 @@ class ArchitectureLaws:
     notes: tuple[str, ...] = field(default=())
     """What was assumed."""
 
+    def __repr__(self) -> str:
+        without = f", none of {', '.join(self.left_out)}" if self.left_out else ""
+        return f"<ArchitectureLaws of {', '.join(self.by_name)}{without}; see summary()>"
+
     @property
     def fits(self) -> list[LawFit]:
         """The different fits, each once."""
@@ -210,7 +217,9 @@ class ArchitectureLaws:
             names = ", ".join(name for name, f in self.by_name.items() if f.fit is fit)
             parts.append(f"{names}\n{fit.summary()}")
         left_out = [f"{name} is left out: {why}" for name, why in self.left_out.items()]
-        return "\n\n".join([*parts, *self.notes, *left_out])
+        columns = taken(self.columns)
+        said = [*([f"columns: {columns}"] if columns else []), *self.notes]
+        return "\n\n".join([*parts, *said, *left_out])
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per architecture and coefficient: value, low, high."""

@@ -108,7 +108,7 @@ def propose_from(
         table: Of `analysis.load`.
         trials: Planned ones.
         target: As `parse_target`; None is the loss of the best architecture at ten times its
-            largest run.
+            largest run, with its own experts and its most memory per parameter.
         extra_seeds: Further seeds that each finished configuration may get.
         average: Whether to average over other laws of the same inputs, too.
         options: n_runs, gpu_hours, far, worth and by of `next_runs`.
@@ -363,7 +363,10 @@ def _what_differs(specs: Sequence[Any]) -> list[str]:
 
 
 def default_target(laws: ArchitectureLaws) -> Target:
-    """Return the lowest of the losses of architectures at ten times their largest run."""
+    """Return the lowest of the losses of architectures at ten times their largest run.
+
+    Each has as many experts as its runs, and as much memory per parameter as the most of them.
+    """
     targets = []
     for name, law in laws.by_name.items():
         domain = law.curve.domain
@@ -373,6 +376,8 @@ def default_target(laws: ArchitectureLaws) -> Target:
                 inputs[key] = FURTHER * domain.params[1]
             elif key == "tokens" and domain.tokens is not None:
                 inputs[key] = FURTHER * domain.tokens[1]
+            elif key == "experts" and domain.experts is not None:
+                inputs[key] = domain.experts
             else:
                 inputs[key] = FURTHER * domain.params[1] * float(domain.ratios[-1])
         targets.append(LossAt(architecture=name, inputs=inputs))

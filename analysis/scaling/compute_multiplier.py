@@ -75,6 +75,12 @@ class Multipliers:
     fits: Mapping[str, LawFit]
     """Of both laws, by architecture."""
 
+    def __repr__(self) -> str:
+        return (
+            f"<Multipliers of {self.candidate} against {self.reference} at {len(self.amount)} "
+            f"amounts of {self.measure.name}; see sentence(i), to_frame()>"
+        )
+
     @cached_property
     def verdict(self) -> FitVerdict:
         """What the laws are worth: the worse of the two."""
@@ -86,12 +92,12 @@ class Multipliers:
         return np.fmax(self.candidate_beyond, self.reference_beyond) > 1 + 1e-9
 
     def sentence(self, i: int) -> str:
-        """Return point i in words; of laws that misfit, why there is no answer."""
+        """Return point i in words; of laws that are not credible, why there is no answer."""
         tokens = "" if np.isnan(self.tokens[i]) else f" and {self.tokens[i]:.3g} tokens"
         where = f"at {self.amount[i]:.3g} {self.measure.label}{tokens}"
         if i in self.refusals:
             return f"{where}: {self.refusals[i]}"
-        if self.verdict.is_misfit:
+        if not self.verdict.is_credible:
             return f"{where}: no multiplier is to be relied on, {self.verdict}"
         text = (
             f"{where} {self.candidate} has {self.outcome} {self.loss[i]:.4g};"
@@ -110,7 +116,7 @@ class Multipliers:
             if factor[i] > 1 + 1e-9
         ]
         note = f"extrapolated: {' and '.join(outside)}" if outside else "within the runs of both"
-        return f"{text} ({note})"
+        return f"{text} ({note}; laws {self.verdict.status})"
 
     def to_frame(self) -> pd.DataFrame:
         """Return one row per point."""

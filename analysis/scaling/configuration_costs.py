@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from analysis.formatting import count
 from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
 from analysis.scaling.run_columns import COLUMNS
 from orchestrator.records.varied_settings import MATCH
@@ -48,6 +49,13 @@ class Configuration:
     """Of model and training, by their names in a sweep file; None is left out."""
     match: Mapping[str, str] = field(default_factory=dict)
     """What `match` held equal, and what it solved for: `{step_time: dense, solve: d_ff}`."""
+    seeds: frozenset[int] = frozenset()
+
+    @property
+    def label(self) -> str:
+        """Series and size: `primer (total_params=dense) d12`."""
+        size = self.name if math.isnan(self.params) else count(self.params)
+        return f"{self.series} {self.preset or size}"
 
     @property
     def solved_tokens(self) -> bool:
@@ -69,6 +77,7 @@ def read_configurations(
     by_name = table.groupby("configuration", sort=False)[columns].mean().to_dict(orient="index")
     means = {str(name): row for name, row in by_name.items()}
     values = {str(n): group for n, group in table.groupby("configuration", sort=False)[outcome]}
+    seeds = table.groupby("configuration", sort=False)["seed"].agg(frozenset).to_dict()
     taken = {
         column: {str(n): group for n, group in table.groupby("configuration", sort=False)[column]}
         for column in (COST_MEASURES[name].column for name in sorted(MEASURED))
@@ -94,6 +103,7 @@ def read_configurations(
                 memory=float(row[memory]) if pd.notna(row.get(memory)) else 0.0,
                 settings=_written(row, ("model.", "train.")),
                 match={k.removeprefix(MATCH): str(v) for k, v in _written(row, MATCH).items()},
+                seeds=frozenset(int(seed) for seed in seeds[name]),
             )
         )
     return found

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +31,42 @@ class CostMatch:
     """Whether `match` in the sweep file made the two equal."""
 
 
+class NoMatch(StrEnum):
+    """Why nothing of the reference stands for a candidate's cost."""
+
+    COUNTERPART = "counterpart"
+    """What `match` named is not there, or not at that preset and tokens."""
+    DATA = "data"
+    """No size of it is on the same data."""
+    TOKENS = "tokens"
+    """No size of it has the same training tokens."""
+    FEW = "few"
+    """Fewer than `FEWEST_SIZES` have, and none costs the same."""
+    TIED = "tied"
+    """Several sizes cost the same, so between them is no curve."""
+    OUTSIDE = "outside"
+    """All cost more, or all cost less."""
+
+
 def match_cost(
     one: Configuration, there: Sequence[Configuration], measure: CostMeasure
-) -> CostMatch | None:
-    """Return what of the reference costs as much as a configuration, None without a match."""
+) -> CostMatch | NoMatch:
+    """Return what of the reference costs as much as a configuration, or why nothing does.
+
+    Args:
+        one: Of the candidate.
+        there: Those of the reference on the same data.
+        measure: In which both are to be equal.
+    """
     if measure in TIMED:
         made = counterpart(one, there, measure)
         if made is None:
-            return None
+            return NoMatch.COUNTERPART
         # Says which size is the largest, and is no cost that was compared.
         size = one.costs.get(measure.column, one.params)
         return CostMatch(weights={made.name: 1.0}, amount=size, error=0.0, by_match=True)
+    if not there:
+        return NoMatch.DATA
     column, amount = measure.column, one.costs[measure.column]
     if measure == BASE:
         same = [
@@ -49,7 +75,7 @@ def match_cost(
             if c.preset == one.preset and c.tokens == one.tokens and not c.solved_model
         ]
         if not same or one.preset is None or one.solved_model:
-            return None
+            return NoMatch.COUNTERPART
         return CostMatch(weights={same[0].name: 1.0}, amount=amount, error=0.0)
     same_tokens = sorted(
         (c for c in there if c.tokens == one.tokens), key=lambda c: c.costs[column]
@@ -69,11 +95,15 @@ def match_cost(
         )
         by_match = best.name in made_equal
         return CostMatch(weights={best.name: 1.0}, amount=amount, error=0.0, by_match=by_match)
+    if not same_tokens:
+        return NoMatch.TOKENS
     x = np.log([c.costs[column] for c in same_tokens])
-    if len(x) < FEWEST_SIZES or np.diff(x).min() <= 1e-9:
-        return None
+    if len(x) < FEWEST_SIZES:
+        return NoMatch.FEW
     if not x[0] <= math.log(amount) <= x[-1]:
-        return None
+        return NoMatch.OUTSIDE
+    if np.diff(x).min() <= 1e-9:
+        return NoMatch.TIED
     y = np.asarray([c.values.mean() for c in same_tokens])
     weights, error = interpolation_weights(x, math.log(amount), y)
     chosen = {c.name: float(w) for c, w in zip(same_tokens, weights, strict=True) if w != 0}

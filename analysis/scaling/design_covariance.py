@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from analysis.fitting.result import LawFit
-from analysis.fitting.verdict import VerdictStatus, worst
+from analysis.fitting.verdict import worst
 from analysis.scaling.architecture_laws import ArchitectureLaws, Curve
 from analysis.scaling.design_candidate import Candidate
 from analysis.scaling.design_targets import Target, log_loss
@@ -21,8 +21,6 @@ from analysis.scaling.seed_noise import configuration_rows, noise_variances
 
 Array = NDArray[np.float64]
 
-CREDIBLE = (VerdictStatus.ADEQUATE, VerdictStatus.DOUBTFUL)
-"""Verdicts of a further law with which it is averaged over."""
 
 STEP = 1e-4
 """Of a central difference, in standard deviations of a coefficient's log or exponent."""
@@ -48,7 +46,7 @@ def covariance_over_laws(
         name = _law_name(laws, target)
         try:
             verdict = worst({n: laws.named(n).fit.verdict for n in target.architectures})
-            if verdict.status not in CREDIBLE:
+            if not verdict.is_credible:
                 notes.append(f"{name} does not count: {verdict}")
                 continue
             own = covariance_by_information(laws, candidates, target)

@@ -68,6 +68,12 @@ class ExperimentalDesign:
     level: float
     notes: Sequence[str] = field(default=())
 
+    def __repr__(self) -> str:
+        return (
+            f"<ExperimentalDesign: {len(self.chosen)} runs of {len(self.ranked)} candidates; "
+            "see sentence, to_frame()>"
+        )
+
     @property
     def sentence(self) -> str:
         """What to run and what it brings."""

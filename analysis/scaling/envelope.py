@@ -57,6 +57,9 @@ class Envelope:
     outcome: str = "loss"
     """Name of the column of the loss."""
 
+    def __repr__(self) -> str:
+        return f"<Envelope of {len(self.compute)} budgets: {self.status}; see sentence>"
+
     @property
     def usable(self) -> bool:
         """Whether there is a line."""

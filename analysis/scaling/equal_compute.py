@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.fitting.bootstrap import MeanEstimate, difference_of_means
+from analysis.fitting.bootstrap import MeanEstimate, difference_of_means, mean_over_seeds
 from analysis.fitting.multiple_comparisons import holm_corrected
 from analysis.fitting.result import LawFit
 from analysis.loading.schema import OUTCOMES
@@ -34,6 +34,7 @@ class EffectiveSize:
     equivalent_params: float | None = None
     """None when no size of the dense curve reaches the value, or there is no curve."""
     low: float | None = None
+    """None for one seed, as of every mean over seeds."""
     high: float | None = None
     over_baseline_params: float | None = None
     """equivalent_params / total_params of the dense configuration at equal FLOPs."""
@@ -70,7 +71,6 @@ def equal_flops(
     *,
     baseline: str = "dense",
     level: float = 0.95,
-    seed: int = 0,
 ) -> tuple[list[EqualFlops], list[str]]:
     """Return the comparisons, and a sentence for every configuration that has no partner.
 
@@ -83,7 +83,6 @@ def equal_flops(
         fits: (series, outcome) to the curve against total_params.
         baseline: Architecture to compare with.
         level: Of the intervals.
-        seed: Of the resampling of seeds behind a multiplier's interval.
     """
     references = [s for s in summaries if s.architecture == baseline]
     others = [s for s in summaries if s.architecture != baseline]
@@ -115,7 +114,7 @@ def equal_flops(
                     baseline=partner,
                     flops_ratio=ratio,
                     difference=difference_of_means(mine, theirs, level=level),
-                    effective_size=effective_size(partner, mine, curve, seed=seed),
+                    effective_size=effective_size(partner, mine, curve),
                     level=level,
                 )
             )
@@ -128,19 +127,16 @@ def effective_size(
     partner: ConfigurationSummary,
     values: np.ndarray[tuple[int, ...], np.dtype[np.float64]],
     fit: LawFit | None,
-    *,
-    seed: int,
 ) -> EffectiveSize:
     """Return the baseline size that the baseline's curve needs to reach the mean of `values`.
 
-    The interval joins the curve's resamples with resampled seeds; for one seed it is of the curve
-    alone. A curve that is a misfit gives no size.
+    The interval joins the curve's resamples with Student's t interval of the mean. There is none
+    for one seed. A curve that is a misfit gives no size.
 
     Args:
         partner: Baseline configuration at equal FLOPs.
         values: Of the other configuration, over seeds.
         fit: The baseline's curve against total parameters.
-        seed: Of the resampling of seeds.
     """
     if fit is None or not fit.usable:
         why = (
@@ -153,12 +149,16 @@ def effective_size(
         return EffectiveSize(
             sentence=f"the {partner.series} curve is a misfit: {fit.verdict.sentence}"
         )
-    generator = np.random.default_rng(seed)
-    resampled = generator.choice(values, size=(len(fit.draws), len(values))).mean(axis=1)
-    size, low, high = fit.x_reaching(float(values.mean()), y_draws=resampled)
+    mean = mean_over_seeds(values, level=fit.level)
+    low: float | None = None
+    high: float | None = None
+    if mean.high is None:
+        size, _, _ = fit.x_reaching(mean.value)
+    else:
+        size, low, high = fit.x_reaching(mean.value, y_half_width=mean.high - mean.value)
     if not np.isfinite(size) or size == 0:
         return EffectiveSize(
-            sentence=f"no size on the {partner.series} curve reaches {values.mean():.4g}",
+            sentence=f"no size on the {partner.series} curve reaches {mean.value:.4g}",
             low=low,
             extrapolated=True,
         )
@@ -183,7 +183,7 @@ def _partner(
     references: Sequence[ConfigurationSummary],
     settings: Mapping[str, Mapping[Hashable, Any]],
 ) -> tuple[ConfigurationSummary | None, str]:
-    label = f"{one.architecture} {one.preset or one.configuration}"
+    label = f"{one.label} {one.preset or one.configuration}"
     if one.training_flops is None:
         return None, f"{label}: no training_flops in the table"
     mine = settings[one.configuration]

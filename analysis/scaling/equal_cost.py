@@ -15,6 +15,7 @@ They do not hold the noise of the cost itself. FLOPs and bytes are counted, and 
 are measured: where they do not follow size nothing is compared at equal seconds.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ from analysis.scaling.configuration_costs import (
     plainest_series,
     read_configurations,
 )
-from analysis.scaling.cost_match import CostMatch, match_cost
+from analysis.scaling.cost_match import FEWEST_SIZES, CostMatch, NoMatch, match_cost
 from analysis.scaling.cost_measures import COST_MEASURES, CostMeasure
 from analysis.scaling.counterparts import (
     QUANTITIES,
@@ -65,7 +66,7 @@ class CostDifference:
     n_sizes: int
     """Configurations of the candidate that were compared."""
     n_unmatched: int
-    """Those at whose cost the reference has no runs on both sides."""
+    """Those that nothing of the reference stands for."""
     interpolated: bool
     """Whether the reference was interpolated anywhere."""
     mean: MeanEstimate
@@ -78,7 +79,16 @@ class CostDifference:
     """p-value of `mean`, corrected for all of a sweep's comparisons; None without one."""
     by_match: bool = False
     """Whether `match` in the sweep file made any of the sizes equal to the reference."""
+    n_left_out: int = 0
+    """Sizes with a match that were not compared: a side has one seed, while others have several."""
+    missing_seeds: Sequence[str] = ()
+    """What they lack: `seed 1 of primer d12`."""
     level: float = 0.95
+
+    @property
+    def n_configurations(self) -> int:
+        """Sizes of the candidate, compared or not."""
+        return self.n_sizes + self.n_left_out + self.n_unmatched
 
     @property
     def verdict(self) -> str:
@@ -94,7 +104,7 @@ class EqualCost:
     differences: Sequence[CostDifference]
     """By cost measure, then by candidate."""
     unmatched: Sequence[str]
-    """A sentence for every measure in which candidates have no match."""
+    """A sentence for every measure, and every reason, by which candidates have no match."""
 
     @property
     def n_corrected(self) -> int:
@@ -112,7 +122,8 @@ def equal_cost(
     """Compare every architecture with the reference at equal cost.
 
     Configurations meet others on the same data only. Where training tokens vary, a reference is
-    interpolated over its sizes at the same tokens.
+    interpolated over its sizes at the same tokens. Sizes of which a side has one seed have no
+    interval, so they are left out where others have several.
 
     Args:
         table: Of `Runs`, one configuration per series, size, tokens and data set.
@@ -131,6 +142,8 @@ def equal_cost(
     for one in in_order:
         if one.series not in {c.series for c in theirs}:
             candidates.setdefault(one.series, []).append(one)
+    if not candidates:
+        return EqualCost(outcome=outcome, differences=(), unmatched=())
     found: dict[str, list[CostDifference]] = {}
     unmatched = []
     of_reference = [c for c in every if c.architecture == reference]
@@ -152,18 +165,12 @@ def equal_cost(
             compared, refused = that_follow_size(measure, reference, theirs, candidates)
             unmatched += refused
         pairs = {n: _compare(candidates[n], pool, measure, outcome, level) for n in compared}
-        found[measure.name] = [d for d in pairs.values() if d is not None]
-        without = [name for name, pair in pairs.items() if pair is None]
-        if without and measure in TIMED:
-            unmatched.append(
-                f"at equal {measure.label} nothing is compared with {some_of(without)}: the"
-                f" {reference} runs that match names are not trained yet, or excluded"
-            )
-        elif without and measure != BASE:
-            unmatched.append(
-                f"at equal {measure.label} no {reference} runs on the same data on both sides of"
-                f" the cost of {some_of(without)}; {_what_to_add(every)}"
-            )
+        found[measure.name] = [d for d in pairs.values() if isinstance(d, CostDifference)]
+        for reason in NoMatch:
+            without = [name for name, pair in pairs.items() if pair is reason]
+            if without and measure != BASE:
+                why = _why_unmatched(reason, without, reference, every)
+                unmatched.append(f"at equal {measure.label} {why}")
     differences = [d for name in _in_order(found) for d in found.get(name, ())]
     corrected = holm_corrected([d.mean for d in differences])
     differences = [replace(d, p_holm=p) for d, p in zip(differences, corrected, strict=True)]
@@ -197,12 +204,41 @@ def _in_order(found: Mapping[str, Sequence[CostDifference]]) -> list[str]:
     return sorted(TABLE_ORDER, key=lambda name: (-held.get(name, 0), name == BASE.name))
 
 
-def _what_to_add(every: Sequence[Configuration]) -> str:
-    """Return what gives a configuration a match, by what `match` held equal already."""
+def _why_unmatched(
+    reason: NoMatch, series: Sequence[str], reference: str, every: Sequence[Configuration]
+) -> str:
+    """Return why candidates have no match, and which further runs would give them one."""
+    names = some_of(series)
+    solved = any(
+        c.solved_tokens for c in every if c.series in series or c.architecture == reference
+    )
     held = sorted({key for c in every for key in c.match if key != "solve"})
-    if not held:
-        return "add larger or smaller ones, or use match"
-    return f"add larger or smaller ones (match held {', '.join(held)} equal)"
+    or_match = f" (match held {', '.join(held)} equal)" if held else ", or use match"
+    of_tokens = (
+        ", since match solved for tokens; let it solve for a field of the model"
+        if solved
+        else f"; train {FEWEST_SIZES} sizes of {reference} or more for as many{or_match}"
+    )
+    return {
+        NoMatch.COUNTERPART: (
+            f"nothing is compared with {names}: the {reference} runs that match names are not"
+            " trained yet, or excluded"
+        ),
+        NoMatch.DATA: f"no {reference} run is on the data of {names}; train {reference} on them",
+        NoMatch.TOKENS: f"no {reference} run has the training tokens of {names}{of_tokens}",
+        NoMatch.FEW: (
+            f"{reference} has fewer than {FEWEST_SIZES} sizes with the training tokens of {names},"
+            f" too few to interpolate; add sizes on both sides of that cost{or_match}"
+        ),
+        NoMatch.TIED: (
+            f"several sizes of {reference} cost the same, so it is not interpolated at the cost of"
+            f" {names}; leave out all but one of them{or_match}"
+        ),
+        NoMatch.OUTSIDE: (
+            f"no {reference} runs on both sides of the cost of {names}; add larger or smaller"
+            f" ones{or_match}"
+        ),
+    }[reason]
 
 
 def _added_to_presets(
@@ -223,16 +259,27 @@ def _compare(
     measure: CostMeasure,
     outcome: str,
     level: float,
-) -> CostDifference | None:
-    """Return the difference of one series in one measure, None without any match."""
-    values = {c.name: c.values for c in (*mine, *theirs)}
+) -> CostDifference | NoMatch:
+    """Return the difference of one series in one measure, or why most of its sizes have none."""
+    by_name = {c.name: c for c in (*mine, *theirs)}
     matches: dict[str, CostMatch] = {}
+    reasons: Counter[NoMatch] = Counter()
     for one in mine:
         match = match_cost(one, [c for c in theirs if c.data == one.data], measure)
-        if match is not None:
+        if isinstance(match, NoMatch):
+            reasons[match] += 1
+        else:
             matches[one.name] = match
     if not matches:
-        return None
+        return reasons.most_common(1)[0][0]
+    one_seed = {
+        name: [n for n in (name, *match.weights) if len(by_name[n].values) == 1]
+        for name, match in matches.items()
+    }
+    compared = [name for name in matches if not one_seed[name]] or list(matches)
+    left_out = [name for name in matches if name not in compared]
+    lacking = dict.fromkeys(n for name in left_out for n in one_seed[name])
+    planned = frozenset[int]().union(*(c.seeds for c in by_name.values()))
 
     def difference(over: Sequence[str]) -> MeanEstimate:
         share = 1 / len(over)
@@ -242,25 +289,35 @@ def _compare(
                 weights[of_reference] = weights.get(of_reference, 0.0) - share * weight
         # Errors of neighbouring interpolations lean the same way, so they do not average out.
         error = sum(matches[name].error for name in over) * share
-        terms = [(weight, values[name]) for name, weight in weights.items()]
+        terms = [(weight, by_name[name].values) for name, weight in weights.items()]
         return contrast_of_means(terms, level=level, extra_sd=error)
 
     # The counterparts of `match` may be of any series.
-    used = {name for match in matches.values() for name in match.weights}
+    used = {name for of in compared for name in matches[of].weights}
     series = {c.series for c in theirs if c.name in used}
     flops_of = {c.name: c.costs.get("training_flops", 0.0) for c in mine}
-    largest = max(matches, key=lambda name: (matches[name].amount, flops_of[name]))
+    largest = max(compared, key=lambda name: (matches[name].amount, flops_of[name]))
     return CostDifference(
         measure=measure,
         candidate=mine[0].series,
         reference=series.pop() if len(series) == 1 else theirs[0].architecture,
         outcome=outcome,
-        n_sizes=len(matches),
+        n_sizes=len(compared),
         n_unmatched=len(mine) - len(matches),
-        interpolated=any(len(m.weights) > 1 for m in matches.values()),
-        mean=difference(list(matches)),
+        interpolated=any(len(matches[name].weights) > 1 for name in compared),
+        mean=difference(compared),
         largest=difference([largest]),
         largest_amount=matches[largest].amount,
         by_match=any(m.by_match for m in matches.values()),
+        n_left_out=len(left_out),
+        missing_seeds=tuple(_missing_seeds(by_name[name], planned) for name in lacking),
         level=level,
     )
+
+
+def _missing_seeds(one: Configuration, planned: frozenset[int]) -> str:
+    """Return which seeds a configuration lacks that others have: `seed 1 of primer d12`."""
+    missing = [str(seed) for seed in sorted(planned - one.seeds)]
+    if not missing:
+        return f"a second seed of {one.label}"
+    return f"{'seed' if len(missing) == 1 else 'seeds'} {some_of(missing)} of {one.label}"

@@ -24,6 +24,9 @@ Array = NDArray[np.float64]
 REACH = 1e3
 """How many times smaller and larger than the runs a model may be while the best one is searched."""
 
+LEAST_SHARE = 0.01
+"""Of the draws: the least that sentences, tables and figures say of draws without a best size."""
+
 PER_E_FOLD = 8
 """Sizes that are tried per e-fold; a parabola through the best and its neighbours does the rest."""
 
@@ -208,10 +211,10 @@ class OptimalAllocation:
     loss: Array
     loss_band: tuple[Array, Array]
     share: Array
-    """Of the draws in which it has the lowest loss; NaN without draws."""
+    """Of the draws in which it has the lowest loss; NaN without draws, and of one architecture
+    alone. All shares add up to less than 1 where in some draws no architecture has a best size."""
     beyond: Array
     """Factor by which the best point lies outside the architecture's own runs."""
-    at_edge: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -229,10 +232,24 @@ class Frontier:
     fits: Mapping[str, LawFit]
     """Of all laws, by architecture."""
 
+    def __repr__(self) -> str:
+        names, n = ", ".join(self.allocations), len(self.budgets)
+        return f"<Frontier of {names} at {n} budgets; see sentence(i), to_frame()>"
+
     @cached_property
     def verdict(self) -> FitVerdict:
         """What the laws are worth: the worst of them."""
         return worst({name: fit.verdict for name, fit in self.fits.items()})
+
+    @property
+    def compares(self) -> bool:
+        """Whether there is a choice: one architecture alone has sizes and is the best of none."""
+        return len(self.allocations) > 1
+
+    @property
+    def without(self) -> str:
+        """Which architectures are not compared, and why; empty where all are."""
+        return "; ".join(f"without {name}: {why}" for name, why in self.left_out.items())
 
     @property
     def best(self) -> list[str]:
@@ -243,19 +260,24 @@ class Frontier:
         return [names[column.argmin()] if np.isfinite(column).any() else "" for column in finite.T]
 
     def sentence(self, i: int) -> str:
-        """Return what to do with budget i; of laws that misfit, why there is no answer."""
-        name, budget = self.best[i], f"{self.budgets[i]:.3g} {self.measure.label}"
-        if self.verdict.is_misfit:
-            return f"{budget}: no size is to be relied on, {self.verdict}"
+        """Return what to do with budget i, and what is not compared.
+
+        Of laws that are not credible it says why there is no answer.
+        """
+        answer = f"{self.budgets[i]:.3g} {self.measure.label}: {self._answer(i)}"
+        return f"{answer}; {self.without}" if self.without else answer
+
+    def _answer(self, i: int) -> str:
+        name = self.best[i]
+        if not self.verdict.is_credible:
+            return f"no size is to be relied on, {self.verdict}"
         if not name:
             return (
-                f"{budget}: no architecture has a best size there; the laws fall with size alone"
+                "no architecture has a best size there; the laws fall with size alone"
                 " or with tokens alone, so train other sizes at equal budgets"
             )
         best = self.allocations[name]
-        text = (
-            f"{budget}: {name} with {count(best.params[i])} parameters{_ends(best.params_band, i)}"
-        )
+        text = f"{name} with {count(best.params[i])} parameters{_ends(best.params_band, i)}"
         if best.memory[i] > 0:
             text += f", {count(best.memory[i])} of memory"
         if np.isfinite(best.tokens[i]):
@@ -266,6 +288,8 @@ class Frontier:
             others = [f"{n} {c.share[i]:.0%}" for n, c in self.allocations.items() if n != name]
             text += f"; best in {best.share[i]:.0%} of draws"
             text += f" ({', '.join(others)})" if others else ""
+            nobody = 1 - sum(c.share[i] for c in self.allocations.values())
+            text += f", no best size in {nobody:.0%}" if nobody >= LEAST_SHARE else ""
         if best.beyond[i] > 1 + 1e-9:
             text += f"; extrapolated: {best.beyond[i]:.3g} times outside its runs"
         return text
@@ -278,7 +302,7 @@ class Frontier:
             columns = {
                 self.measure.name: self.budgets,
                 "architecture": name,
-                "best": [winner == name for winner in best],
+                "best": [self.compares and winner == name for winner in best],
                 "share_of_draws": of.share,
                 "loss": of.loss,
                 "loss_low": of.loss_band[0],
@@ -304,7 +328,7 @@ def frontier(
     budgets: ArrayLike | None = None,
     tokens: float | None = None,
 ) -> Frontier:
-    """Return which architecture is best at each budget.
+    """Return which architecture is best at each budget, and its best size.
 
     Args:
         laws: Of `fit_families`.
@@ -338,9 +362,11 @@ def frontier(
         drawn = laws.drawn()
         draws = {name: allocate(drawn[name], spent, at, tokens) for name in names}
     # Winners are counted within a draw: it is of the same resamples for all architectures, so what
-    # they share cancels. One that has no loss at a budget does not win there.
+    # they share cancels. One that has no loss at a budget does not win there, and one alone wins
+    # nothing.
+    contested = laws.n_draws > 0 and len(names) > 1
     losses = np.stack([np.where(np.isfinite(d.loss), d.loss, np.inf) for d in draws.values()])
-    wins = losses.argmin(axis=0)
+    wins = np.where(np.isfinite(losses.min(axis=0)), losses.argmin(axis=0), -1)
 
     # A band of the point estimate alone would look like certainty.
     def ends(of: Array) -> tuple[Array, Array]:
@@ -360,9 +386,8 @@ def frontier(
                 tokens_band=ends(draws[name].tokens),
                 loss=point.loss[0],
                 loss_band=ends(draws[name].loss),
-                share=(wins == i).mean(axis=0) if laws.n_draws else np.full(len(at), np.nan),
+                share=(wins == i).mean(axis=0) if contested else np.full(len(at), np.nan),
                 beyond=beyond(curves[name], spent, point),
-                at_edge=point.at_edge[0],
             )
             for i, (name, point) in enumerate(points.items())
         },

@@ -16,7 +16,7 @@ of the line.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
@@ -38,9 +38,11 @@ from analysis.loading.columns import (
     Runs,
     as_columns,
     column,
+    column_of,
     equal_rows,
     labels,
     numbers,
+    taken,
 )
 from analysis.loading.size_units import check_size_units
 from analysis.loading.validation import refuse_bad_units
@@ -79,6 +81,12 @@ class IsoflopFit:
     params is beta/(alpha+beta), tokens alpha/(alpha+beta)."""
     outcome: str = "loss"
     """Name of the column of the loss."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """params, tokens and flops to the columns that they were read from."""
+
+    def __repr__(self) -> str:
+        n = len(next(iter(self.lines.values())).budgets)
+        return f"<IsoflopFit of {n} budgets; see summary()>"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled; the verdict is found again."""
@@ -91,6 +99,8 @@ class IsoflopFit:
             f" a by the parametric law {_with_interval(*self.exponents.get(size, (None, None)))}"
             for size, line in self.lines.items()
         ]
+        columns = taken(self.columns)
+        lines += [f"columns: {columns}"] if columns else []
         verdict = f"verdict: {self.verdict}"
         table = self.to_frame().to_string(index=False, float_format=lambda v: f"{v:.4g}")
         budgets = [b for line in self.lines.values() for b in line.budgets]
@@ -245,6 +255,7 @@ def fit_isoflop(
         parametric=parametric,
         exponents=MappingProxyType(_parametric_exponents(parametric)),
         outcome=outcome,
+        columns=table.columns,
     )
 
 
@@ -254,6 +265,8 @@ class _Table:
 
     sizes: Mapping[str, Array]
     """params and tokens."""
+    columns: Mapping[str, str]
+    """params, tokens and flops to the columns that they were read from."""
     loss: Array
     flops: Array
     groups: NDArray[np.int64]
@@ -290,7 +303,8 @@ def _read(
     accept: Collection[str],
 ) -> _Table:
     runs = as_columns(runs)
-    table = {name: numbers(runs, names.get(name, name)) for name in ("params", "tokens", "flops")}
+    columns = {name: column_of(runs, name, names) for name in ("params", "tokens", "flops")}
+    table = {name: numbers(runs, theirs) for name, theirs in columns.items()}
     loss = numbers(runs, outcome, why=LOSS_ADVICE)
     # Budgets are of equal FLOPs, so a row of another unit would make a budget of its own.
     refuse_bad_units(check_size_units(table), accept=accept)
@@ -300,6 +314,7 @@ def _read(
     kinds = {"architecture": runs["architecture"]} if "architecture" in runs else {}
     return _Table(
         sizes=table,
+        columns=columns,
         loss=loss,
         flops=flops,
         groups=groups,

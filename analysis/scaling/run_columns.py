@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import n_distinct_drawn, resample_clusters
 from analysis.fitting.law import Law
-from analysis.loading.columns import HasTable, Runs, as_columns, equal_rows, numbers, row_numbers
+from analysis.loading.columns import (
+    OURS,
+    HasTable,
+    Runs,
+    as_columns,
+    column,
+    equal_rows,
+    numbers,
+    row_numbers,
+)
 from analysis.scaling.cost_measures import BYTES_PER_PARAM, CostMeasure
 
 Array = NDArray[np.float64]
@@ -18,17 +27,13 @@ SIZE_INPUTS = ("params", "n_active", "x")
 """Names under which laws take a model's size; one of them."""
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
+    **{name: (name, *ours) for name, ours in OURS.items()},
     "params": ("active_params", "params", "non_embedding_params", "total_params"),
-    "n_active": ("n_active", "active_params", "non_embedding_params"),
     "x": ("x", "total_params", "params"),
-    "tokens": ("tokens", "training_tokens"),
-    "n_memory": ("n_memory", "memory_params"),
-    "experts": ("experts", "n_experts"),
 }
 """Columns in which a law's input is looked for, in this order, unless `columns` says.
 
-Active parameters come first: `params` of a mixture of experts counts every expert, and neither its
-training FLOPs nor its loss go by them."""
+Where architectures are compared, `params` beside `active_params` counts every expert."""
 
 
 def size_of(inputs: Mapping[str, Any]) -> Any:
@@ -62,7 +67,7 @@ class RunColumns:
             )
         runs = as_columns(runs)
         self.runs, self.columns, self.notes = runs, columns, list[str]()
-        self.architectures = np.asarray([str(a) for a in self._raw(architecture)])
+        self.architectures = np.asarray([str(a) for a in column(self.runs, architecture)])
         self.names = sorted(set(self.architectures.tolist()))
         self.rows = row_numbers(runs, len(self.architectures))
         self.outcome = self._numbers(outcome)
@@ -82,7 +87,7 @@ class RunColumns:
             everywhere = np.ones(len(self.rows), dtype=bool)
             configurations = [f"{i:09d}" for i in self._distinct_inputs(everywhere)]
         else:
-            configurations = [str(c) for c in self._raw(chosen)]
+            configurations = [str(c) for c in column(self.runs, chosen)]
         # Architectures never share a configuration, whatever somebody's labels say.
         self.clusters = np.asarray(
             [f"{a} {c}" for a, c in zip(self.architectures, configurations, strict=True)]
@@ -180,17 +185,9 @@ class RunColumns:
         if text not in self.notes:
             self.notes.append(text)
 
-    def _raw(self, name: str) -> Any:
-        if name not in self.runs:
-            raise ValueError(
-                f"{name}: no such column; there are {', '.join(map(str, self.runs))};"
-                " rename it, or say which one it is"
-            )
-        return self.runs[name]
-
     def _numbers(self, name: str, *, zero: bool = False) -> Array:
         try:
-            values = np.asarray(self._raw(name), dtype=np.float64)
+            values = np.asarray(column(self.runs, name), dtype=np.float64)
         except (TypeError, ValueError):
             values = numbers(self.runs, name, zero=zero)  # names the cell
         bad = ~np.isfinite(values) | (values < 0 if zero else values <= 0)

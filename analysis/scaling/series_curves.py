@@ -23,7 +23,12 @@ from analysis.loading.schema import IDENTITY, SETTINGS
 from analysis.loading.validation import ALL_KINDS
 from analysis.scaling.best_settings import size_names, size_settings
 from analysis.scaling.second_process import in_second_process
-from orchestrator.records.varied_settings import SIZES, setting_label, varied_settings
+from orchestrator.records.varied_settings import (
+    SIZES,
+    setting_label,
+    varied_settings,
+    without_solved,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +144,8 @@ def name_series(table: pd.DataFrame, *, by: Sequence[str] | None = None) -> dict
     series = {}
     for row in _configurations(table):
         architecture = str(row["architecture"])
-        label = setting_label(row, of_architecture[architecture])
+        settings = without_solved(row) if by is None else row
+        label = setting_label(settings, of_architecture[architecture])
         series[str(row["configuration"])] = f"{architecture} ({label})" if label else architecture
     return series
 

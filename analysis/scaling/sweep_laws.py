@@ -13,6 +13,7 @@ from analysis.fitting.law import Law
 from analysis.laws.registry import law_named
 from analysis.scaling.architecture_laws import ArchitectureLaws, fit_families
 from analysis.scaling.run_columns import COLUMNS
+from orchestrator.records.varied_settings import MATCH
 
 LADDER = 0.999
 """Correlation of ln N and ln D from which on tokens are held to grow in step with size.
@@ -29,8 +30,8 @@ def fit_sweep_laws(
         table: Of `analysis.load`.
         outcome: Column that falls with size.
         law: Name of a law; None is chinchilla where tokens vary beside the size. Where tokens grow
-            in step with the size it is power in training FLOPs, and where they are one number
-            power in stored parameters.
+            in step with the size, or are one number but where `match` solved for them, it is power
+            in training FLOPs. Where they are one number it is power in stored parameters.
         options: As `fit_families`.
 
     Raises:
@@ -58,9 +59,20 @@ def _law_for(table: pd.DataFrame) -> tuple[Law, Mapping[str, str] | None]:
     if tokens is None or table[tokens].nunique() < 2:
         return law_named("power"), None
     size = next((c for c in COLUMNS["params"] if c in table), None)
-    if size is not None and "training_flops" in table and _is_ladder(table, size, tokens):
+    if "training_flops" in table and (
+        _are_solved(table, tokens) or (size is not None and _is_ladder(table, size, tokens))
+    ):
         return law_named("power"), {"x": "training_flops"}
     return law_named("chinchilla"), None
+
+
+def _are_solved(table: pd.DataFrame, tokens: str) -> bool:
+    """Return whether tokens vary only where `match` solved for them.
+
+    They then differ by what a step costs, which tells nothing of how the loss falls with tokens.
+    """
+    solved = f"{MATCH}solve"
+    return solved in table and bool(table.loc[table[solved] != "tokens", tokens].nunique() < 2)
 
 
 def _is_ladder(table: pd.DataFrame, size: str, tokens: str) -> bool:

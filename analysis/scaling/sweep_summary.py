@@ -70,6 +70,13 @@ class SweepFits:
     pooled: Sequence[str] = ()
     """Those that no series is told apart by: a curve goes through the best of every size."""
 
+    def __repr__(self) -> str:
+        return (
+            f"<SweepFits: {len(self.summaries)} configurations, {len(self.curves)} curves, "
+            f"baseline {self.baseline}; analysis.tables(runs, fits) has the numbers, "
+            "analysis.draw(fits, runs=runs) the figure>"
+        )
+
     def curve(self, series: str, *, outcome: str, x: str) -> LawFit | None:
         """Return the curve of a series, None if that outcome or size was not measured."""
         return next(
@@ -108,8 +115,9 @@ def fit_sweep(
             what follows needs.
 
     Raises:
-        ValueError: If the table has no parameters, which configurations are told apart by, a
-            setting of `by` is none of its columns, or the baseline is none of its architectures.
+        ValueError: If runs are not what `analysis.load` returns, the table has no parameters,
+            which configurations are told apart by, a setting of `by` is none of its columns, or
+            the baseline is none of its architectures.
     """
     _check_given(runs, baseline)
     table = runs.table
@@ -132,9 +140,7 @@ def fit_sweep(
     )
     # Only these curves say how large a baseline had to be for a candidate's outcome.
     by_size = {(c.series, c.spec.outcome): c.fit for c in curves if c.spec.x == "total_params"}
-    pairs, unpaired = equal_flops(
-        table, summaries, by_size, baseline=baseline, level=level, seed=seed
-    )
+    pairs, unpaired = equal_flops(table, summaries, by_size, baseline=baseline, level=level)
     return SweepFits(
         summaries=summaries,
         curves=curves,
@@ -156,7 +162,13 @@ def fit_sweep(
 
 
 def _check_given(runs: Runs, baseline: str | None) -> None:
-    """Refuse runs without parameters and a baseline that was not trained."""
+    """Refuse a bare table, runs without parameters and a baseline that was not trained."""
+    if not hasattr(runs, "table"):
+        raise ValueError(
+            f"runs: must be what analysis.load returns, got {type(runs).__name__}; "
+            "give analysis.load(table), or narrow loaded runs with "
+            "dataclasses.replace(runs, table=…)"
+        )
     table = runs.table
     if len(table) and "total_params" not in table:
         raise ValueError(

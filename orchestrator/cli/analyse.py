@@ -315,7 +315,7 @@ def _fits(
             f"{row.trial_id}: {row.reason}" for row in table.excluded.head(3).itertuples()
         )
         raise UsageError(
-            f"sweep {sweep!r}: no finished trial counts yet{f' ({why})' if why else ''}; "
+            f"sweep {sweep!r}: no finished trial counts yet{f': {why}' if why else ''}; "
             f"see `memscale status {sweep}`"
         )
     names = None if by is None else [n for part in by.split(",") if (n := part.strip())]

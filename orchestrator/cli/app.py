@@ -356,6 +356,23 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
     return sweep
 
 
+def _no_trial(runs: Path, asked: str) -> str:
+    """Return that there is no such trial, and what there is."""
+    from orchestrator.records.sweep_dir import SweepDir
+
+    known = sweep_names(runs)
+    if asked in known:
+        ids = [trial.trial_id for trial in SweepDir(runs / asked).trials()]
+        some = ", ".join(ids[:5]) + ", …" * (len(ids) > 5)
+        return f"{asked!r} is a sweep, and this takes one trial; name one of {some}"
+    if not known:
+        return f"{asked!r}: nothing was submitted into {runs} yet"
+    return (
+        f"{asked!r}: no trial is called so, and no sweep; sweeps in {runs}: {', '.join(known)}; "
+        "`memscale status SWEEP` lists the ids"
+    )
+
+
 def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "TrialDir":
     """Return the trial whose id is, or alone begins with, `prefix`; SWEEP/ID says of which sweep.
 
@@ -374,9 +391,7 @@ def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "
     if len(exact) == 1 or len(found) == 1:
         return (exact or found)[0]
     if not found:
-        raise NotFoundError(
-            f"trial {asked!r}: not found in {runs}; `memscale status SWEEP` lists the ids"
-        )
+        raise NotFoundError(_no_trial(runs, asked))
     some = ", ".join(f"{t.path.parent.parent.name}/{t.trial_id}" for t in found[:5])
     raise NotFoundError(
         f"trial {asked!r}: {len(found)} trials begin so ({some}); write more of the id"

@@ -153,8 +153,10 @@ def _draw_reads(trials: "list[TrialDir]") -> list[str]:
     from analysis.plotting.canvas import save
     from analysis.plotting.table_histograms_figure import table_histograms_figure
     from analysis.plotting.table_reads_figure import table_reads_figure
+    from orchestrator.records.units import plural
 
-    notes = []
+    notes: list[str] = []
+    without: dict[str, int] = {}
     for trial in trials:
         layers = read_table_reads(trial.path)
         if layers:
@@ -165,8 +167,12 @@ def _draw_reads(trials: "list[TrialDir]") -> list[str]:
                 f"{trial.trial_id}: figures {reads} and {tables}, numbers {folder / 'tables.csv'}"
             )
         else:
-            notes.append(f"{trial.trial_id}: {trial.spec().architecture} reads no memory table")
-    return notes
+            architecture = trial.spec().architecture
+            without[architecture] = without.get(architecture, 0) + 1
+    return [
+        *notes,
+        *(f"{one} reads no memory table ({plural(n, 'trial')})" for one, n in without.items()),
+    ]
 
 
 def _asked(
@@ -183,10 +189,6 @@ def _asked(
         if limit is not None:
             raise typer.BadParameter("needs --suite or --questions", param_hint="--limit")
         return None
-    if suite and data is None:
-        raise typer.BadParameter(
-            "needs the folder of the suites' files, or MEMSCALE_BENCHMARKS", param_hint="--data"
-        )
     return evaluate_trials.prepare(suite or [], data, questions, limit=limit)
 
 

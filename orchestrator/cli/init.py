@@ -51,8 +51,6 @@ def init(
     name = _answer(name, "Name of the sweep", "my_sweep")
     sweep_dir(Path(), name)  # refuses what is no name
     path = out or Path(f"{name}.yaml")
-    if path.exists():
-        raise UsageError(f"{path}: is there already; name another file with --out, or remove it")
     listed = _answer(
         architectures, f"Architectures, with commas ({', '.join(known)})", "dense,memory_plus"
     )
@@ -64,6 +62,8 @@ def init(
     n_seeds = _answer(seeds, "Seeds", 3)
     if n_seeds < 1:
         raise typer.BadParameter(f"must be at least 1, got {n_seeds}", param_hint="--seeds")
+    if path.exists():
+        raise UsageError(f"{path}: is there already; name another file with --out, or remove it")
     answers = template.Answers(
         name=name, architectures=chosen, data=what, scale=size, n_seeds=n_seeds
     )

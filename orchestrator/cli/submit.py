@@ -1,7 +1,7 @@
 """Command `memscale submit`, and the controller that it starts in the background."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,6 +23,7 @@ from orchestrator.cli.plan import print_plan
 from orchestrator.records.units import plural
 
 if TYPE_CHECKING:
+    from orchestrator.planning.pricing import PlannedTrial
     from orchestrator.submit.submission import Submission
     from orchestrator.submit.warm_start import WarmStart
 
@@ -237,16 +238,22 @@ def _check_gpus(gpus: int | None) -> None:
         )
 
 
+def counts_text(trials: "Sequence[PlannedTrial]") -> str:
+    """Return how many trials there are, and what becomes of them."""
+    running = sum(t.status == "running" for t in trials)
+    return (
+        f"{plural(len(trials), 'trial')}, {sum(t.to_train for t in trials)} to train, "
+        f"{f'{running} running, ' if running else ''}"
+        f"{sum(t.status == 'done' for t in trials)} already done"
+    )
+
+
 def _run_here(request: "Submission", *, quiet: bool, warm: "WarmStart | None") -> None:
     """Run a submission in this process; exit with its code."""
     from orchestrator.cli.render import progress
 
     trials, console = request.plan.trials, console_here()
-    console.print(
-        f"{request.plan.sweep.name}: {plural(len(trials), 'trial')}, "
-        f"{sum(t.to_train for t in trials)} to train, "
-        f"{sum(t.status == 'done' for t in trials)} already done."
-    )
+    console.print(f"{request.plan.sweep.name}: {counts_text(trials)}.")
     if console.is_terminal and any(t.to_train for t in trials):
         console.print("Closing this terminal checkpoints and stops it; with --detach it goes on.")
     with progress.LiveSweep(console, quiet=quiet) as live:

@@ -184,7 +184,7 @@ def _out_of_memory_reason(ranks: Iterable[int]) -> str:
 def _signals_reason(signals: Mapping[int, int]) -> str:
     """Return which rank died of which signal."""
     deaths = [f"rank {rank} died of {signal_name(number)}" for rank, number in signals.items()]
-    hint = "; nobody here sent it (out of memory? see `dmesg`)"
+    hint = "; nobody here sent it: `dmesg` says whether memory ran out"
     return ", ".join(deaths) + hint * (signal.SIGKILL in signals.values())
 
 

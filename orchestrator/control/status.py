@@ -62,7 +62,7 @@ class TrialStatus:
     reason: str = ""
     """Why it ended so, in one sentence."""
     benchmarks: str = ""
-    """What benchmarks took of its training's time, and how many were left out, once it is done."""
+    """What benchmarks took of its training's time, and which were left out, once it is done."""
     varied: str = ""
     """What varies in the sweep beside architecture, preset and seed: `lr=3e-3 · n_keys=64`."""
 
@@ -98,6 +98,8 @@ class SweepStatus:
     """Excluded nodes, a sentence each."""
     unreadable: tuple[str, ...] = ()
     """Trials with damaged files, a sentence each. They are not among `trials`."""
+    hidden: int = 0
+    """Trials that a filter leaves out; they are not among `trials`."""
     earlier: str = ""
     """A sentence on trials of earlier submissions that are not among `trials`; empty without."""
 
@@ -376,7 +378,7 @@ def trial_status(
         "wait": wait,
         "outcome": Outcome(ends[-1]["outcome"]) if ends else None,
         "reason": ends[-1]["reason"] if ends else "",
-        "benchmarks": _benchmarks({}, spec),
+        "benchmarks": _benchmarks({}, spec, trial),
     }
     if state is TrialState.DONE:
         result = trial.result or {}
@@ -384,7 +386,7 @@ def trial_status(
         base |= {
             "step": result.get("steps"),
             "loss": metrics.get("valid/loss", metrics.get("train/loss")),
-            "benchmarks": _benchmarks(metrics, spec),
+            "benchmarks": _benchmarks(metrics, spec, trial),
         }
     elif state is TrialState.RUNNING and fresh:
         base |= {
@@ -396,7 +398,7 @@ def trial_status(
     return TrialStatus(**base)
 
 
-def _benchmarks(metrics: Mapping[str, float], spec: TrialSpec) -> str:
+def _benchmarks(metrics: Mapping[str, float], spec: TrialSpec, trial: TrialRecord) -> str:
     """Return a phrase about the benchmarks that were asked during training; empty without any."""
     skipped = None if spec.evaluation is None else spec.evaluation.skipped
     if skipped is not None:
@@ -406,8 +408,20 @@ def _benchmarks(metrics: Mapping[str, float], spec: TrialSpec) -> str:
     if not train_s or seconds is None:
         return ""
     phrase = f"benchmarks took {100 * seconds / train_s:.2g} % of the training time"
-    left_out = metrics.get("eval/unfinished_tasks")
-    return phrase if not left_out else f"{phrase}, tasks left out: {left_out:.0f}"
+    left_out = _left_out(TrialDir(trial.path)) if metrics.get("eval/unfinished_tasks") else ""
+    return phrase if not left_out else f"{phrase}, tasks left out: {left_out}"
+
+
+def _left_out(trial: TrialDir) -> str:
+    """Return the tasks that have no metrics yet, by step: `qa after step 49, 98`."""
+    steps: dict[str, set[int]] = {}
+    records = [one for of_step in trial.earlier_evaluations().values() for one in of_step.values()]
+    for record in [*records, *trial.evaluations().values()]:
+        for task in record.get("unfinished", ()):
+            steps.setdefault(task, set()).add(record["step"])
+    return "; ".join(
+        f"{task} after step {', '.join(map(str, sorted(of)))}" for task, of in steps.items()
+    )
 
 
 def _eta_s(spec: TrialSpec, heartbeat: Mapping[str, Any]) -> float | None:

@@ -64,14 +64,14 @@ def select(
             )
         if facts:
             _require_known(key, wanted[key], facts)
-    kept = (
+    kept = tuple(
         trial
         for trial, fact in zip(status.trials, facts, strict=True)
         if all(
             any(_matches(fact.get(key), text) for text in texts) for key, texts in wanted.items()
         )
     )
-    return replace(status, trials=tuple(kept))
+    return replace(status, trials=kept, hidden=len(status.trials) - len(kept))
 
 
 def _require_known(key: str, texts: Sequence[str], facts: Sequence[Mapping[str, Any]]) -> None:

@@ -40,6 +40,18 @@ def prepare(
     Raises:
         UsageError: If there is no such suite, a file is missing or wrong, or the harness is.
     """
+    wrong = []
+    for name in names:
+        try:
+            registry.task_rows().require(name, data)
+        except ValueError as error:
+            wrong.append(str(error))
+    if names and data is None:
+        wrong.append("--data: needs the folder of the suites' files, or MEMSCALE_BENCHMARKS")
+    if questions is not None and not questions.is_file():
+        wrong.append(f"{questions}: not there; name a file of JSON lines with question and answer")
+    if wrong:
+        raise UsageError("\n".join(wrong))
     try:
         if names:
             registry.harness()

@@ -18,16 +18,24 @@ SPARE_SIZES = 4
 """Beyond the coefficients: with fewer a fit has no verdict (`analysis/fitting/lack_of_fit.py`)."""
 TUNED = "train.lr"
 MOST_NAMED = 3
+LARGEST_LR = 1.0
+"""Above it, one step of AdamW moves every weight further than any weight is large."""
 EQUAL = 0.05
 """Relative difference of equal budgets: tokens are rounded up to whole steps."""
 
 
-def notes(specs: Sequence[TrialSpec], *, tokens_matched: Collection[str] = ()) -> tuple[str, ...]:
+def notes(
+    specs: Sequence[TrialSpec],
+    *,
+    tokens_matched: Collection[str] = (),
+    counterparts: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
     """Return one sentence per weakness of the design; none for a sweep that can be fitted.
 
     Args:
         specs: All trials that the fits will see, priced.
         tokens_matched: Ids of those whose tokens `match` chose.
+        counterparts: Trial id -> architecture that `match` compares it with.
     """
     budgeted = [spec for spec in specs if spec.trial_id not in tokens_matched]
     return (
@@ -37,6 +45,8 @@ def notes(specs: Sequence[TrialSpec], *, tokens_matched: Collection[str] = ()) -
         *_one_seed(specs),
         *_slow_values(specs),
         *_lost_keys(specs),
+        *_large_rates(specs),
+        *_absent_counterparts(specs, counterparts or {}),
     )
 
 
@@ -156,6 +166,30 @@ def _lost_keys(specs: Sequence[TrialSpec]) -> list[str]:
     return [
         "performer: key_stabiliser: running_max with model.feature_eps above 0 can be further from "
         "the exact kernel than no key_stabiliser; write feature_eps: 0"
+    ]
+
+
+def _large_rates(specs: Sequence[TrialSpec]) -> list[str]:
+    """Say if a learning rate is one with which nothing trains."""
+    rates = sorted({float(spec.train.get("lr") or 0) for spec in specs})
+    large = [f"{rate:g}" for rate in rates if rate > LARGEST_LR]
+    if not large:
+        return []
+    return [f"{TUNED} is {_named(large)}: above 1 training diverges; write for example 1.0e-2"]
+
+
+def _absent_counterparts(specs: Sequence[TrialSpec], counterparts: Mapping[str, str]) -> list[str]:
+    """Name architectures that `match` compares with and that the sweep does not train."""
+    matched: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    there = {spec.architecture for spec in specs}
+    for spec in specs:
+        counterpart = counterparts.get(spec.trial_id)
+        if counterpart is not None and counterpart not in there:
+            matched[counterpart][spec.architecture] = None
+    return [
+        f"match makes {_named(list(names))} equal to {counterpart}, of which the sweep has no "
+        f"trial to compare with; add trials of {counterpart}"
+        for counterpart, names in matched.items()
     ]
 
 

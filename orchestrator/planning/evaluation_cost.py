@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from orchestrator.records.errors import UsageError
 from orchestrator.records.trial_spec import EvaluationSchedule, TrialSpec
 from orchestrator.sweep import registry
+from orchestrator.sweep.expansion.evaluation_files import FOLDER_VARIABLE
 
-FOLDER_VARIABLE = "MEMSCALE_BENCHMARKS"
 MOST_SHARE = 0.05
 """Of the training time that evaluations may take, where the sweep file does not set the rows:
 `evaluation.most_share` where the file sets neither it nor the rows."""
@@ -28,6 +28,11 @@ Measured on one core: 0.9 to 1.4, and 17 (dense, 1m, ten rows of each task)."""
 DECODING_S_PER_LAYER = 2.0e-3
 """Seconds of a decoding pass per layer on a GPU, where launching kernels takes longer than running
 them. Measured on one H200: 49 ms for the 22 layers of dense 1.3b."""
+
+TASK_S = 8.0e-3
+"""Seconds that a task takes beside its passes, which count where a training takes one second.
+
+Measured on one core: 4 to 12 ms."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +240,8 @@ def _share(asked: Sequence[Any], rows: int, trial: PricedTraining) -> float:
     passes = sum(READ_COST * one.read + GENERATED_COST * one.generated for one in counts)
     forward = spec.accounting["forward_flops_per_token"]
     share = float(passes * forward / spec.accounting["training_flops"])
+    if trial.seconds > 0:
+        share += TASK_S * sum(len(one.task_names) for one in asked) / trial.seconds
     if trial.on_gpu and trial.seconds > 0:
         layers = int(spec.model.get("n_layers", 1)) * sum(one.decoding_passes for one in counts)
         share += DECODING_S_PER_LAYER * layers / trial.seconds

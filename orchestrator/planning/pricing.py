@@ -167,7 +167,14 @@ def make_plan(
     to_train = any(t.to_train for t in planned)
     tokens_matched = {i for i, one in sweep.matches.items() if one.field == "tokens"}
     design = design_checks.notes(
-        [t.spec for t in planned] + left_over if to_train else [], tokens_matched=tokens_matched
+        [t.spec for t in planned] + left_over if to_train else [],
+        tokens_matched=tokens_matched,
+        counterparts={
+            # `dense`, or `dense 3m, d_ff 512` where the model is written.
+            trial_id: one.counterpart.replace(",", " ").split()[0]
+            for trial_id, one in sweep.matches.items()
+            if one.counterpart is not None
+        },
     )
     return Plan(
         sweep=sweep,

@@ -54,8 +54,7 @@ def varied_settings(
     """
     groups: dict[Hashable, dict[Hashable, Mapping[str, Any]]] = {}
     for architecture, preset, settings in trials:
-        cells = {key: _cell(value) for key, value in settings.items() if value is not None}
-        _leave_out_solved(cells)
+        cells = {k: _cell(v) for k, v in without_solved(settings).items() if v is not None}
         size = preset or tuple((key, cells.get(key)) for key in sorted(SIZES))
         identity = frozenset(cells.items())
         groups.setdefault((architecture, size), {})[identity] = cells
@@ -92,11 +91,12 @@ def _place(key: str) -> tuple[bool, bool, bool, str]:
     return key in SIZES, not key.startswith(MATCH), key not in _FIRST, key
 
 
-def _leave_out_solved(cells: dict[str, Hashable]) -> None:
-    """Remove what `match` solved for, which differs with every size."""
-    solved = cells.pop(f"{MATCH}solve", None)
-    for key in ("train.tokens",) if solved == "tokens" else (f"model.{solved}",):
-        cells.pop(key, None)
+def without_solved(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return flat settings without what `match` solved for, which differs with every size."""
+    solve = f"{MATCH}solve"
+    solved = settings.get(solve)
+    left_out = {solve, "train.tokens" if solved == "tokens" else f"model.{solved}"}
+    return {key: value for key, value in settings.items() if key not in left_out}
 
 
 def setting_label(settings: Mapping[str, Any], names: Sequence[str]) -> str:

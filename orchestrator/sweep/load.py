@@ -15,7 +15,7 @@ from orchestrator.records.errors import ConfigError, ConfigProblem
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.sweep import registry
 from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Entry
-from orchestrator.sweep.expansion import recorded_inputs, resolve
+from orchestrator.sweep.expansion import evaluation_files, recorded_inputs, resolve
 from orchestrator.sweep.expansion.entries import read_entry
 from orchestrator.sweep.expansion.header import Header, read_header
 from orchestrator.sweep.expansion.hub_commits import HubCommits
@@ -62,6 +62,7 @@ def load_sweep(
     *,
     workloads: Workloads = registry,
     on_name: Callable[[str], None] | None = None,
+    evaluates: bool = True,
 ) -> Sweep:
     """Return the sweep in a file, or in several that carry the same name.
 
@@ -70,6 +71,7 @@ def load_sweep(
         workloads: Where architectures, data sources and the train section are looked up.
         on_name: Called with the sweep's name once that is known, long before the trials are. Not
             for a sweep whose steps are timed: nothing may run beside that.
+        evaluates: Whether the files that `evaluation` names must be there.
 
     Raises:
         ConfigError: If anything is wrong with the files; holds every mistake.
@@ -79,7 +81,7 @@ def load_sweep(
     if not arguments:
         raise ValueError("name at least one sweep file, got none")
     sources, problems = discovery.sources(arguments)
-    files = [_File(source, workloads) for source in sources]
+    files = [_File(source, workloads, evaluates=evaluates) for source in sources]
     # Files of several names do not form one sweep, but duplicates within each file are reported.
     groups = [files] if _have_one_name(files) else [[file] for file in files]
     timed = any("step_time" in source.text for source in sources)
@@ -125,7 +127,7 @@ def load_sweep(
 class _File:
     """One file of a sweep while it is read, and its diagnostics."""
 
-    def __init__(self, source: discovery.Source, workloads: Workloads) -> None:
+    def __init__(self, source: discovery.Source, workloads: Workloads, *, evaluates: bool) -> None:
         """Read the file as far as single entries."""
         self.source = source
         self.diagnostics = Diagnostics()
@@ -152,6 +154,9 @@ class _File:
             self.readable = True
             self.header = header.beside(source.file.parent)
             self.entries, self._broken = _entries(header, wrong, workloads)
+            asked = header.document.content.get("evaluation")
+            if evaluates and asked is not None:
+                wrong += evaluation_files.missing(asked, source.file.parent)
         self.diagnostics.add(wrong)
 
     @property
@@ -191,7 +196,8 @@ class _File:
                 for settings in entry.written():
                     self.diagnostics.add(sections.broken_rules(settings))
         self.hub_commits = pinned.used
-        self.warnings = [f"{file}:{warning}" for warning in sections.warnings]
+        warnings = [*sections.warnings, *_matches_with_themselves(self.drafts)]
+        self.warnings = [f"{file}:{warning}" for warning in warnings]
 
     def resolve(self, timer: Timer | None = None) -> None:
         """Work the trials out; where step times must be measured first, only with a timer."""
@@ -223,6 +229,22 @@ class _File:
             for _, spec in self.specs
             for trial in spec.with_seeds(self.header.seeds, origin=f"{file}{spec.origin}")
         ]
+
+
+def _matches_with_themselves(drafts: Sequence[DraftTrial]) -> list[str]:
+    """Say which `match` names the one architecture of its own trials."""
+    architectures: dict[YamlNode, set[Any]] = {}
+    for draft in drafts:
+        if draft.match is not None and draft.match.model is None:
+            own = draft.settings.get("model.architecture")
+            names = architectures.setdefault(draft.match.target, set())
+            names.add(None if own is None else own.content)
+    return [
+        f"{target.line}:{target.column}: {target.path} compares {target.shown} with itself, which "
+        "changes nothing; name another architecture, or leave match out"
+        for target, names in architectures.items()
+        if names == {target.content}
+    ]
 
 
 def _entries(

@@ -152,6 +152,11 @@ def evaluation() -> ModuleType:
     return importlib.import_module("workloads.evaluation.measure")
 
 
+def task_rows() -> ModuleType:
+    """Return workloads.evaluation.task_rows: whether suites and their files are there."""
+    return importlib.import_module("workloads.evaluation.task_rows")
+
+
 def text_model() -> ModuleType:
     """Return workloads.evaluation.text_model: models that are evaluated on text."""
     return importlib.import_module("workloads.evaluation.text_model")

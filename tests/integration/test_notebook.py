@@ -113,6 +113,29 @@ def test_outputs_differ_by_words_and_by_numbers_beyond_the_tolerance(one, other,
     assert notebooks.alike(one, other, tolerance=notebooks.TOLERANCE) is are_alike
 
 
+OWN_TABLE = """runs = make_runs().rename(columns={"tokens": "training_tokens", "active_params": "params"})
+runs = runs.drop(columns=["train_seconds", "total_params", "memory_params", "bytes_read_per_token"])
+runs = runs[runs["architecture"] != "memory"].replace({"dense": "base", "moe": "mine"})"""
+
+
+@pytest.mark.long
+def test_architectures_are_compared_in_a_table_of_ones_own(execute, tmp_path):
+    path = ROOT / "notebooks" / "02_which_architecture.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    for cell in code_cells(notebook):
+        cell.source = cell.source.replace("runs = make_runs()", OWN_TABLE)
+        cell.source = cell.source.replace('REFERENCE = "dense"', 'REFERENCE = "base"')
+    nbformat.write(notebook, tmp_path / "own.ipynb")
+
+    done = execute(tmp_path / "own.ipynb")  # a cell that raises is an error
+
+    printed = "".join(o.get("text", "") for cell in code_cells(done) for o in cell.outputs)
+    assert "mine has loss" in printed
+    assert "base needs" in printed
+    assert "seconds" not in printed
+    assert len(pictures(done)) == 3
+
+
 @pytest.mark.long
 def test_first_curves_of_a_whole_sweep(on_a_sweep):
     load, table, fit, figure, doubt, compare, predict, page = code_cells(

@@ -50,8 +50,9 @@ def _read_prompts(
         if room < (n_tokens or 1):
             fix = f" or lower --max-tokens to {room}" if room > 0 else ""
             raise ValueError(
-                f"prompt {number} has {len(ids)} tokens, with {n_tokens or 1} to add more than the "
-                f"{trained.seq_len} that the model was trained to read at once; shorten it{fix}"
+                f"prompt {number}: {len(ids)} token{'s' * (len(ids) != 1)} and {n_tokens or 1} to "
+                f"add are more than the {trained.seq_len} that the model reads at once; "
+                f"shorten it{fix}"
             )
         most.append(n_tokens or min(MOST_TOKENS, room))
     return read, most

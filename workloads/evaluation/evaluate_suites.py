@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from functools import partial
 
-import lm_eval
+from lm_eval import evaluator
 from lm_eval.tasks import TaskManager
 
 from workloads.evaluation.harness_model import HarnessModel
@@ -37,7 +37,7 @@ def evaluate_task(
     before = model.n_truncated
     with _quiet():
         # Not `simple_evaluate`, which spends seconds on describing the machine.
-        found = lm_eval.evaluate(
+        found = evaluator.evaluate(
             lm=model,
             task_dict=TaskManager(include_defaults=False).load(build(task, rows, examples)),
             bootstrap_iters=1,  # standard errors of means have a closed form

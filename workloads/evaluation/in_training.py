@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.evaluation.measure import Asked, measure, prepare
+from workloads.evaluation.measure import Asked, import_harness, measure, prepare
 from workloads.evaluation.text_model import TextModel
 from workloads.evaluation.time_limit import TimeLimit
 from workloads.training import device
@@ -105,6 +105,8 @@ def load(
 ) -> BenchmarksInTraining:
     """Return suites and questions for a training run, with their files read and checked.
 
+    What a process needs once, it does here: the share is for questions alone.
+
     Args:
         names: Of bundled suites, or YAML files.
         data: Folder of the task files; None where there is no suite.
@@ -117,8 +119,11 @@ def load(
     Raises:
         ValueError: If there is no such suite, a file is missing or a row is wrong.
     """
+    asked = prepare(names, data, questions, limit=rows)
+    if names:
+        import_harness()
     return BenchmarksInTraining(
-        asked=prepare(names, data, questions, limit=rows),
+        asked=asked,
         steps=steps,
         keep=keep,
         most_share=most_share,

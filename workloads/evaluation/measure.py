@@ -4,6 +4,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from workloads.evaluation import prepared_suite, questions
@@ -94,11 +95,14 @@ def prepare(
     return tuple(asked)
 
 
+def import_harness() -> ModuleType:
+    """Return what asks suites; the harness takes seconds to import, once, and is an extra."""
+    return importlib.import_module("workloads.evaluation.evaluate_suites")
+
+
 def _results(asked: Asked, model: TextModel, progress: Progress) -> Iterator[TaskResult]:
     if isinstance(asked, QuestionSet):
         yield questions.evaluate(asked, model, progress)
         return
-    # The harness takes seconds to import, and is an extra.
-    harness = importlib.import_module("workloads.evaluation.harness_model")
-    suites = importlib.import_module("workloads.evaluation.evaluate_suites")
-    yield from suites.evaluate_suite(asked, harness.HarnessModel(model), progress)
+    suites = import_harness()
+    yield from suites.evaluate_suite(asked, suites.HarnessModel(model), progress)

@@ -6,19 +6,31 @@ from typing import Any
 
 from workloads.data.readers.problems import DataError, Problems
 from workloads.evaluation import row_files
+from workloads.evaluation import suite as suites
 from workloads.evaluation.suite import Suite, TaskSpec
 
 Row = dict[str, Any]
 
 
-def require_files(suites: Iterable[Suite], folder: Path) -> None:
+def require(name: str, folder: Path | None) -> None:
+    """Check that there is a suite, and that its files are in the folder if one is given.
+
+    Raises:
+        ValueError: One line per mistake.
+    """
+    suite = suites.load(name)
+    if folder is not None:
+        require_files([suite], folder)
+
+
+def require_files(asked: Iterable[Suite], folder: Path) -> None:
     """Check that every file of the suites is in the folder.
 
     Raises:
         DataError: One line per missing file: which it is, and where it goes.
     """
     missing = {}
-    for suite in suites:
+    for suite in asked:
         for task in suite.tasks:
             for name, origin in (
                 (task.file, task.origin),

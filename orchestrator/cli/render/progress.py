@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.render.command_name import command
+from orchestrator.control.retry_policy import DETERMINISTIC
 from orchestrator.control.status import SweepStatus, TrialStatus, status_from_disk
 from orchestrator.launchers.slurm.job_records import queue_reasons
 from orchestrator.records import units
@@ -139,7 +140,9 @@ def _status_row(trial: TrialStatus, remark: str) -> tuple[RenderableType, ...]:
 
 def totals_text(status: SweepStatus) -> Text:
     """Return one line: done, running, waiting, failed; tokens per second; time left."""
-    text = Text(f"{status.sweep}: ")
+    n_trials = len(status.trials)
+    of_all = f", {n_trials} of {n_trials + status.hidden} trials" if status.hidden else ""
+    text = Text(f"{status.sweep}{of_all}: ")
     totals = status.totals
     for state in (
         TrialState.DONE,
@@ -167,6 +170,9 @@ def _what_is_left(status: SweepStatus) -> str:
     left = {trial.state for trial in status.trials} - {TrialState.DONE}
     if left == {TrialState.CANCELLED}:
         return "ended; what was cancelled is trained only if it is submitted again"
+    failed = {trial.outcome for trial in status.trials if trial.state is TrialState.FAILED}
+    if left == {TrialState.FAILED} and failed <= DETERMINISTIC:
+        return "ended; what failed would end the same way: mend its cause, then submit it again"
     if left <= {TrialState.CANCELLED, TrialState.FAILED} and left:
         return "ended; submit it again to retry what failed or was cancelled"
     return "nothing is running it; submit it again to go on"

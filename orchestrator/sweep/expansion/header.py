@@ -10,7 +10,7 @@ from orchestrator.records.sweep_dir import RESERVED_NAMES, SWEEP_NAME
 from orchestrator.records.trial_spec import EvaluationSchedule, Logging, Retries
 from orchestrator.sweep.draft_trial import SECTIONS, Settings
 from orchestrator.sweep.expansion.entries import ENTRY_KEYS
-from orchestrator.sweep.expansion.input_files import candidates
+from orchestrator.sweep.expansion.evaluation_files import beside, suite_beside
 from orchestrator.sweep.expansion.sections import Workloads, elsewhere
 from orchestrator.sweep.parsing import messages, validation
 from orchestrator.sweep.parsing.diagnostics import Diagnostic, collecting
@@ -65,24 +65,16 @@ class Header:
     def beside(self, folder: Path) -> "Header":
         """Return the header with absolute paths of benchmarks, relative ones starting here.
 
-        What is not there stays as it is: planning says so.
+        What is not there stays as it is (`evaluation_files.missing` says so).
         """
         schedule = self.evaluation
         if schedule is None:
             return self
-        suites = tuple(
-            _beside(suite, folder) if suite.endswith((".yaml", ".yml")) else suite
-            for suite in schedule.suites
-        )
-        data = None if schedule.data is None else _beside(schedule.data, folder)
-        questions = None if schedule.questions is None else _beside(schedule.questions, folder)
+        suites = tuple(suite_beside(suite, folder) for suite in schedule.suites)
+        data = None if schedule.data is None else beside(schedule.data, folder)
+        questions = None if schedule.questions is None else beside(schedule.questions, folder)
         evaluation = dataclasses.replace(schedule, suites=suites, data=data, questions=questions)
         return dataclasses.replace(self, evaluation=evaluation)
-
-
-def _beside(path: str, folder: Path) -> str:
-    places = candidates(path, folder, None)
-    return str(next((place for place in places if place.exists()), path))
 
 
 def read_header(document: YamlNode, wrong: list[Diagnostic], workloads: Workloads) -> Header | None:

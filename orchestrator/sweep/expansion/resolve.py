@@ -412,7 +412,7 @@ def _document_mask(train: Any, model: Any, draft: DraftTrial) -> list[Diagnostic
     written = draft.settings.get("train.document_mask")
     if not train.document_mask or model.DOCUMENT_MASK or written is None:
         return []
-    message = f"{draft.architecture} has positions meet outside of softmax attention, too"
+    message = f"positions of {draft.architecture} also meet outside of softmax attention"
     fix = "leave it out for this architecture"
     about = draft.architecture
     return [written.diagnostic(message, fix, kind="combination", about=about)]

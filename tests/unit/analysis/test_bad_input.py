@@ -1,5 +1,7 @@
 """Each mistake in a table is one sentence with the row and what to do, for every fit."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -78,13 +80,60 @@ def test_the_end_of_a_longer_name_is_proposed_too():
         fit_law(CHINCHILLA, {**runs(), "accuracy": runs()["loss"]}, outcome="acc")
 
 
-def test_inputs_of_a_law_are_found_in_the_runs_of_a_sweep():
-    names = {"params": "total_params", "tokens": "training_tokens"}
-    table = {names.get(k, k): v for k, v in runs().items()} | {"params_norm": runs()["params"]}
+OURS = {"params": "active_params", "tokens": "training_tokens", "flops": "training_flops"}
 
-    with pytest.raises(ValueError, match="params: no such column; did you mean total_params"):
-        law(table)
-    assert law(table, columns=names).parameters["E"] > 0
+
+def of_a_sweep():
+    """The runs under the names of a sweep's columns, among others, total ones fourfold."""
+    table = {OURS.get(k, k): v for k, v in runs().items()}
+    others = {f"params_{i}": table["active_params"] for i in range(20)}
+    return {**others, **table, "total_params": [4 * v for v in table["active_params"]]}
+
+
+def families(table, **options):
+    return analysis.fit_families(
+        {**table, "architecture": ["a"] * 24}, n_draws=0, hold_out=False, **options
+    )
+
+
+def choice(table, **options):
+    return analysis.choose_law(table, ["chinchilla"], n_draws=0, **options).fit
+
+
+def partial(table, **options):
+    return analysis.fit_partial(CHINCHILLA, table, n_draws=0, **options)
+
+
+@pytest.mark.parametrize("fit", [law, chain, isoflop, families, choice, partial])
+def test_every_fit_takes_the_sizes_of_a_sweep_from_the_same_columns(fit):
+    note = "columns: params is column active_params, tokens is column training_tokens"
+    ours, named = fit(of_a_sweep()).summary(), fit(runs()).summary()
+
+    assert note in ours
+    assert "columns:" not in named
+    assert coefficients(ours) == coefficients(named)
+    stored = fit(of_a_sweep(), columns={"params": "total_params"}).summary()
+    assert "params is column total_params" in stored
+    assert coefficients(stored) != coefficients(ours)
+
+
+def coefficients(summary):
+    """Lines with the numbers of a fit."""
+    return re.findall(r"^(?:A |params |isoFLOP).*", summary, re.MULTILINE)
+
+
+def test_a_table_that_was_written_and_loaded_gives_the_same_fit(tmp_path):
+    pd.DataFrame(of_a_sweep()).to_csv(tmp_path / "runs.csv", index=False)
+
+    loaded = analysis.load(tmp_path / "runs.csv")
+
+    assert any("laws take active_params as params" in note for note in loaded.notes)
+    assert law(loaded).parameters == pytest.approx(law(of_a_sweep()).parameters, rel=1e-9)
+
+
+def test_an_error_lists_few_of_many_columns():
+    with pytest.raises(ValueError, match="x: no such column; there are params_0, .* 19 more; give"):
+        fit_law("power", of_a_sweep())
 
 
 @pytest.mark.parametrize("fit", [law, chain, isoflop])
@@ -252,3 +301,8 @@ def test_flops_with_embeddings_beside_parameters_without_are_said(embeddings):
         wrong[rows] *= factor
         with pytest.raises(ValueError, match="flops: "):
             analysis.load(runs | {"flops": wrong})
+
+
+def test_a_sweep_is_fitted_to_what_load_returns():
+    with pytest.raises(ValueError, match=r"runs: .* got DataFrame; give analysis\.load\(table\)"):
+        analysis.fit_sweep(pd.DataFrame(runs()))

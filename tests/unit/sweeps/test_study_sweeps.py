@@ -60,9 +60,8 @@ def _load(name: str, *, timed: bool = False) -> Sweep:
     if timed and step_times.exists():
         shutil.copy(step_times, Path.cwd())
     timer = contextlib.nullcontext(EqualSteps())
-    return load_sweep(
-        Path(copy), workloads=SimpleNamespace(**{**vars(registry), "step_timer": lambda: timer})
-    )
+    workloads = SimpleNamespace(**{**vars(registry), "step_timer": lambda: timer})
+    return load_sweep(Path(copy), workloads=workloads, evaluates=False)
 
 
 @pytest.mark.parametrize("name", ["quickstart_gpu.yaml", *STUDIES])

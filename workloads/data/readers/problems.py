@@ -6,6 +6,8 @@ from pathlib import Path
 
 SHOWN = 20
 """Problems written out in a message; the rest is counted."""
+LINES = 5
+"""Lines named of a problem that many lines have."""
 
 
 class DataError(ValueError):
@@ -14,13 +16,19 @@ class DataError(ValueError):
     The message has one line per mistake: file:line: what; what to do.
     """
 
-    def __init__(self, problems: Sequence[str], total: int | None = None) -> None:
-        """Keep the first problems and how many there were in all."""
+    def __init__(
+        self, problems: Sequence[str], total: int | None = None, *, repeated: int = 0
+    ) -> None:
+        """Keep the first problems, how many there were in all, and how many of them say the same.
+
+        Those are not written out.
+        """
         self.problems = tuple(problems[:SHOWN])
         self.total = len(problems) if total is None else total
         lines = list(self.problems)
-        if self.total > len(self.problems):
-            lines.append(f"... and {self.total - len(self.problems):,} more, {self.total:,} in all")
+        more = self.total - repeated - len(self.problems)
+        if more:
+            lines.append(f"... and {more:,} more, {self.total:,} in all")
         super().__init__("\n".join(lines))
 
 
@@ -33,7 +41,8 @@ class Problems:
 
     def __init__(self) -> None:
         """Start without any."""
-        self._shown: list[str] = []
+        self._shown: dict[tuple[str, str, str], list[int | None]] = {}
+        """File, mistake and fix -> the lines that have it."""
         self._counts = Counter[str]()
 
     @property
@@ -44,9 +53,9 @@ class Problems:
     def add(self, file: object, line: int | None, message: str, fix: str) -> None:
         """Note one mistake of a file; line is 1-based, None if the mistake has no line."""
         self._counts[str(file)] += 1
-        if len(self._shown) < SHOWN:
-            place = f"{file}:{line}" if line is not None else str(file)
-            self._shown.append(f"{place}: {message}; {fix}")
+        key = (str(file), message, fix)
+        if key in self._shown or len(self._shown) < SHOWN:
+            self._shown.setdefault(key, []).append(line)
 
     def add_damage(self, file: object, line: int, message: str) -> None:
         """Note that a file cannot be read on, in place of its other mistakes, which follow from it.
@@ -54,13 +63,22 @@ class Problems:
         A damaged stream gives lines of nonsense before its check sum is reached.
         """
         del self._counts[str(file)]
-        self._shown = [one for one in self._shown if not one.startswith(f"{file}:")]
+        self._shown = {key: of for key, of in self._shown.items() if key[0] != str(file)}
         self.add(file, line, message, "copy the file again")
 
     def raise_if_any(self) -> None:
         """Raise DataError if anything was added."""
         if self.total:
-            raise DataError(self._shown, self.total)
+            repeated = sum(len(lines) - 1 for lines in self._shown.values())
+            written = [_problem(*key, lines) for key, lines in self._shown.items()]
+            raise DataError(written, self.total, repeated=repeated)
+
+
+def _problem(file: str, message: str, fix: str, lines: Sequence[int | None]) -> str:
+    place = file if lines[0] is None else f"{file}:{lines[0]}"
+    also = ", ".join(map(str, lines[1:LINES])) + ", …" * (len(lines) > LINES)
+    again = f" (in {len(lines):,} lines, also {also})" if len(lines) > 1 else ""
+    return f"{place}: {message}{again}; {fix}"
 
 
 def require_files(

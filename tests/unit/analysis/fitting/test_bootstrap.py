@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 from analysis.fitting.bootstrap import (
     contrast_of_means,
     difference_of_means,
+    draws_with_interval,
     mean_over_seeds,
+    p_value_with_seeds,
     percentile_interval,
     resample_clusters,
 )
@@ -141,6 +143,45 @@ def test_an_error_beside_the_seeds_widens_and_one_seed_says_nothing():
     assert wide.value == plain.value
     assert wide.high - wide.low > plain.high - plain.low
     assert contrast_of_means([(1.0, [1.0]), (-1.0, [0.7, 0.8])]).p is None
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 1000])
+@pytest.mark.parametrize("extra_sd", [0.0, 0.1, 0.4])
+def test_a_p_value_with_more_seeds_is_that_of_runs_with_as_many(n, extra_sd):
+    def contrast(n):
+        # Of mean 1, 0.5 and 0.4, with a standard deviation over seeds that n does not change.
+        deviates = np.resize([-1.0, 1.0], n) if n % 2 == 0 else np.linspace(-1, 1, n)
+        deviates = deviates / deviates.std(ddof=1)
+        terms = [
+            (weight, mean + sd * deviates)
+            for weight, mean, sd in ((1.0, 1.0, 0.3), (-0.7, 0.5, 0.2), (-0.3, 0.4, 0.1))
+        ]
+        return contrast_of_means(terms, extra_sd=extra_sd, extra_freedom=7.0)
+
+    assert p_value_with_seeds(contrast(2), n) == pytest.approx(contrast(n).p)
+
+
+def test_no_number_of_seeds_lowers_a_p_value_below_that_of_the_error_beside_them(stats):
+    seeds = [(1.0, [0.0, 0.001]), (-1.0, [0.5, 0.501])]
+
+    p = p_value_with_seeds(contrast_of_means(seeds, extra_sd=0.4), np.inf)
+
+    assert p == pytest.approx(2 * stats.norm.sf(0.5 / 0.4), rel=1e-6)
+    assert p_value_with_seeds(contrast_of_means(seeds), np.inf) == 0
+    assert p_value_with_seeds(mean_over_seeds([1.0, 2.0]), 3) is None
+
+
+@given(
+    half_width=st.floats(0, 1e3),
+    n_draws=st.integers(2, 400),
+    level=st.floats(0.5, 1.0),
+)
+def test_draws_have_the_interval_that_was_asked_for(half_width, n_draws, level):
+    draws = draws_with_interval(half_width, n_draws, level=level)
+
+    wanted = (-half_width, half_width)
+    assert percentile_interval(draws, level=level) == pytest.approx(wanted, abs=1e-9 * half_width)
+    assert draws.shape == (n_draws,)
 
 
 def test_a_percentile_interval_leaves_as_many_draws_out_below_as_above():

@@ -7,9 +7,10 @@ import pytest
 import analysis
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.missing_run_sensitivity import fit_partial
-from analysis.fitting.objective import SQUARES
+from analysis.fitting.objective import SQUARES, Objective
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.saturating import Saturating
 from analysis.laws.sparse import JOINT_SHARED
 from analysis.plotting.draw import draw
 
@@ -212,3 +213,48 @@ def test_other_laws_work_too():
 
     assert found.sentence.startswith("38 of 40 cells; missing: 2 not run")
     assert len(found.missing) == 2
+
+
+def test_an_accuracy_of_zero_is_an_outcome():
+    x = np.geomspace(1e6, 1e9, 12)
+    y = np.clip(0.9 / (1 + (1e8 / x) ** 1.2) + np.random.default_rng(0).normal(0, 0.002, 12), 0, 1)
+    y[:2] = 0
+    whole = {"x": x, "accuracy": y}
+    gone = {"x": x, "accuracy": np.where(np.isin(np.arange(12), [2, 11]), np.nan, y)}
+
+    bare, drawn = (
+        fit_partial(Saturating(), gone, outcome="accuracy", n_draws=n, accept={"outliers"})
+        for n in (0, 50)
+    )
+    none_missing = fit_partial(Saturating(), whole, outcome="accuracy", n_draws=0)
+
+    assert none_missing.fit.n_points == 12
+    for found in (bare, drawn):
+        assert found.fit.n_points == 10
+        for cell in found.missing:
+            expected, low, high = cell.expected
+            assert 0 <= low <= expected <= high <= 1
+    # Without draws as far as the worst residual, in accuracy and not as a ratio.
+    expected, low, high = bare.missing[1].expected
+    assert high - expected == pytest.approx(np.abs(bare.fit.residuals).max())
+    assert expected - low == pytest.approx(high - expected)
+
+
+def test_outcomes_near_zero_have_the_ends_of_their_objective():
+    N, D = (v.ravel() for v in np.meshgrid(np.geomspace(1e7, 1e9, 4), np.geomspace(1e9, 3e10, 4)))
+    truth = CHINCHILLA.evaluate(
+        {"params": N, "tokens": D}, np.asarray([561.0, 1752.0, 0.0, 0.36, 0.36])
+    )
+    loss = truth * np.exp(0.01 * np.random.default_rng(0).standard_normal(16))
+    loss[3], loss[15] = 0.0, np.nan
+
+    found = fit_partial(
+        CHINCHILLA,
+        {"params": N, "tokens": D, "loss": loss},
+        objective=Objective(huber=None, offset=1.0),
+        n_draws=0,
+    )
+
+    expected, low, high = found.missing[0].expected
+    assert low == 0.0  # a run has no negative loss
+    assert np.log((high + 1) / (expected + 1)) == pytest.approx(np.abs(found.fit.residuals).max())

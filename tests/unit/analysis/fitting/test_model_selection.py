@@ -97,6 +97,74 @@ def test_a_misfit_is_left_out_where_another_law_is_none(monkeypatch):
     assert alone.fit.verdict.is_misfit  # nothing better is there, and its verdict says so
 
 
+def of_chinchilla(n_params, n_tokens, **columns):
+    """Return a grid of runs that Chinchilla's law made, with further columns."""
+    N, D = (
+        v.ravel()
+        for v in np.meshgrid(np.geomspace(1e7, 1e9, n_params), np.geomspace(1e9, 3e10, n_tokens))
+    )
+    noise = np.exp(0.004 * np.random.default_rng(0).standard_normal(len(N)))
+    loss = CHINCHILLA.evaluate(
+        {"params": N, "tokens": D}, np.asarray(list(CHINCHILLA.example.values()))
+    )
+    return {"params": N, "tokens": D, "loss": loss * noise} | columns
+
+
+def test_laws_are_ranked_on_the_same_held_out_runs():
+    # By its own size, routed would be held to other runs, and more of them.
+    n = 30
+    runs = of_chinchilla(6, 5, experts=np.random.default_rng(0).choice([1.0, 4.0, 16.0, 64.0], n))
+    runs["x"] = 6 * runs["params"] * runs["tokens"]
+    largest = np.argsort(runs["x"])[-8:]
+
+    _, fits = compare_laws(["routed", "chinchilla", "power"], runs, n_draws=0)
+    choice = choose_law(runs, ["power", "routed", "chinchilla"], n_draws=0)
+
+    assert all(set(f.hold_out.rows) == set(largest) for f in fits.values())
+    assert all(set(f.hold_out.rows) == set(largest) for f in choice.fits.values())
+    errors = choice.table.set_index("candidate")["hold_out_error"]
+    for name, fit in fits.items():
+        mine = np.abs(fit.hold_out.predicted - fit.hold_out.observed).mean()
+        assert errors[name] == pytest.approx(mine)
+
+
+def test_a_law_of_many_parameters_is_held_to_no_fewer_runs_than_others():
+    # Alone, chinchilla is held to three runs, and farseer to one.
+    runs = {name: values[:11] for name, values in of_chinchilla(4, 3).items()}
+
+    _, fits = compare_laws(["farseer", "chinchilla"], runs, n_draws=0)
+    choice = choose_law(runs, ["farseer", "chinchilla"], n_draws=0)
+
+    assert [fit.hold_out.rows.tolist() for fit in fits.values()] == [[10], [10]]
+    assert "predicts the largest run best" in choice.sentence
+
+
+def test_a_law_that_the_other_runs_do_not_determine_has_no_rank():
+    runs = {name: values[:10] for name, values in of_chinchilla(4, 3).items()}
+
+    table, fits = compare_laws(["farseer", "chinchilla"], runs, n_draws=0)
+    choice = choose_law(runs, ["farseer", "chinchilla"], n_draws=0)
+
+    assert table["law"].tolist() == ["chinchilla", "farseer"]
+    assert np.isnan(table["hold_out_error"].iloc[1])
+    assert (
+        "not possible: the smaller runs alone are underdetermined" in fits["farseer"].hold_out_note
+    )
+    assert len(fits["chinchilla"].hold_out.rows) == 2  # farseer does not lower their number
+    assert choice.sentence.endswith(
+        "without a rank, for they cannot predict these runs: farseer, farseer, least squares"
+    )
+
+
+def test_runs_to_hold_out_may_be_given():
+    runs = of_chinchilla(4, 4)
+    mask = np.arange(16) >= 13
+
+    choice = choose_law(runs, ["chinchilla", "kaplan"], n_draws=0, hold_out=mask)
+
+    assert choice.fit.hold_out.rows.tolist() == [13, 14, 15]
+
+
 def test_no_law_for_a_table_says_which_columns_it_has():
     with pytest.raises(ValueError, match="none explains loss by the columns width, loss"):
         choose_law({"width": [1, 2, 3], "loss": [3, 2, 1]})

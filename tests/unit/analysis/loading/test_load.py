@@ -145,7 +145,7 @@ def test_trials_that_are_not_done_are_listed_with_a_sentence(synthetic, tmp_path
         failed.spec.trial_id: "failed in attempt 1: no such file",
         diverged.spec.trial_id: "diverged in attempt 1: loss is nan",
         cancelled.spec.trial_id: "cancelled",
-        retried.spec.trial_id: "not finished: waits for another attempt after attempt 1 ended (signal 9)",
+        retried.spec.trial_id: "not finished: waits for another attempt after attempt 1 ended: signal 9",
         "dense-000000000000": "unreadable: the folder has no spec.json; submit the sweep again",
     }
 

@@ -378,3 +378,28 @@ def test_decimal_commas_are_not_taken_for_thousands(tmp_path):
         "loss is no number: '3,4' has a decimal comma; write a point, or give analysis.load the "
         "table pandas.read_csv(file, sep=';', decimal=',')"
     )
+
+
+@pytest.mark.parametrize("active", ["active_params", "n_active"])
+@pytest.mark.parametrize("stored", ["total_params", "params_total"])
+def test_stored_parameters_are_no_size_beside_active_ones(active, stored):
+    loaded = analysis.load(
+        {active: [1e8, 2e8], stored: [8e8, 9e8], "tokens": [2e9, 4e9], "loss": [3.5, 3]}
+    )
+
+    assert "params" not in loaded.table
+    assert loaded.table["active_params"].tolist() == [1e8, 2e8]
+    assert loaded.table["total_params"].tolist() == [8e8, 9e8]
+    assert loaded.table["flops"].tolist() == [1.2e18, 4.8e18]
+    assert any("laws take active_params as params" in note for note in loaded.notes)
+
+
+def test_a_diverged_run_is_noticed_where_sizes_are_active_ones():
+    table = make_runs(CHINCHILLA, 16, noise=0.004)
+    table["active_params"] = table.pop("params")
+    largest = int(np.argmax(table["active_params"] * table["tokens"]))
+    table["loss"][largest] *= 3
+
+    loaded = analysis.load(table)
+
+    assert any(f"row {largest}" in note for note in loaded.notes)

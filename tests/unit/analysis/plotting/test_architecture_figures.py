@@ -1,9 +1,11 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib.lines import Line2D
 
+from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.plotting.axes import legend_above
 from analysis.plotting.canvas import image, new_figure
 from analysis.plotting.design_figure import design_figure
@@ -155,14 +157,54 @@ def test_a_reference_of_several_kinds_is_refused(curves, noisy_families):
         multipliers_figure([*curves, other])
 
 
-def test_the_frontier_shows_shares_that_fill_the_panel(noisy_families):
-    figure = frontier_figure(frontier(noisy_families, budgets=np.geomspace(1e15, 1e20, 8)))
+def test_the_frontier_shows_shares_that_fill_the_panel(noisy_families, exact_families):
+    found = frontier(noisy_families, budgets=np.geomspace(1e15, 1e20, 8))
+    # Of tables of noise one in thirty is called a misfit, and this is one.
+    fits = {name: exact_families.named(name).fit for name in found.fits}
+
+    figure = frontier_figure(replace(found, fits=fits))
 
     assert [a.get_title(loc="left") for a in figure.axes] == [
         "Best loss", "Best size", "Best training length", "Which architecture is best",
     ]  # fmt: skip
     assert figure.axes[3].get_ylim() == (0, 1)
     assert len(image(figure, "png")) > 20_000
+
+
+def test_the_frontier_of_one_architecture_names_no_winner_and_who_is_missing(noisy_families):
+    why = "its law is underdetermined: tokens is the same in all runs"
+    dense = {"dense": noisy_families.named("dense")}
+    alone = replace(noisy_families, by_name=dense, left_out={"memory": why})
+
+    figure = frontier_figure(frontier(alone, budgets=np.geomspace(1e15, 1e20, 8)))
+
+    titles = [a.get_title(loc="left") for a in figure.axes]
+    assert titles == ["Best loss", "Best size", "Best training length"]
+    assert f"without memory: {why}" in figure.get_supxlabel().replace("\n", " ")
+
+
+@pytest.mark.parametrize("status", list(VerdictStatus))
+def test_titles_of_a_frontier_name_a_verdict_with_which_nothing_is_claimed(noisy_families, status):
+    found = frontier(noisy_families, budgets=np.geomspace(1e15, 1e20, 8))
+    fit = SimpleNamespace(usable=True, verdict=FitVerdict(status=status, sentence="A is open"))
+
+    figure = frontier_figure(replace(found, fits=dict.fromkeys(found.fits, fit)))
+
+    titles = [a.get_title(loc="left") for a in figure.axes]
+    claimed = status in (VerdictStatus.ADEQUATE, VerdictStatus.DOUBTFUL)
+    assert [t.endswith(f" ({status})") for t in titles] == [not claimed] * 4
+
+
+def test_draws_without_a_best_size_are_left_white(noisy_families):
+    found = frontier(noisy_families, budgets=np.geomspace(1e15, 1e20, 8))
+    fewer = {
+        name: replace(best, share=0.8 * best.share) for name, best in found.allocations.items()
+    }
+
+    drawn = [frontier_figure(f).axes[3] for f in (found, replace(found, allocations=fewer))]
+
+    labels = [[text.get_text() for text in axes.texts] for axes in drawn]
+    assert ["no best size" in names for names in labels] == [False, True]
 
 
 NO_BAND = "no band: too few runs for an interval"

@@ -1,9 +1,12 @@
 """A figure for every fit: what is drawn is the fit's own numbers, and what has none is said."""
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
+from cycler import cycler
 from matplotlib.colors import to_hex
+from matplotlib.text import Text
 
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.objective import SQUARES
@@ -233,6 +236,38 @@ def test_a_curve_of_one_size():
     assert figure.axes[0].get_ylabel() == "Loss (nats per token)"
     assert figure.axes[1].get_xlabel() == "Total parameters"
     assert len(image(figure, "png")) > 10_000
+
+
+def test_a_law_of_one_size_has_the_label_that_is_given():
+    sizes = np.geomspace(1e6, 1e8, 8)
+    runs = {"x": sizes, "loss": 2.0 + 300 * sizes**-0.4}
+    fits = {name: fit_law("power", runs, n_draws=0) for name in ("dense", "primer")}
+
+    panel, _ = draw(fits, x="training_flops", outcome="bits").axes
+
+    assert panel.get_ylabel() == "bits"
+    assert draw(fits, x="training_flops").axes[1].get_xlabel() == "Training compute (FLOPs)"
+
+
+def test_one_label_for_several_sizes_is_refused(dense):
+    with pytest.raises(ValueError, match="x: the figure has an axis for each of params, tokens"):
+        draw(dense, x="Size")
+
+
+def test_fonts_and_colours_that_somebody_set_hold(dense):
+    before = to_hex(draw(dense).axes[0].get_lines()[0].get_color())
+    with matplotlib.rc_context(
+        {"font.family": "serif", "font.size": 7, "axes.prop_cycle": cycler(color=["purple", "k"])}
+    ):
+        figure = draw({"a": dense, "b": dense})
+        svg = image(figure, "svg").decode()
+
+    assert before == "#0072b2"
+    assert before not in svg.lower()
+    assert {"#800080", "#000000"} <= {to_hex(n.get_color()) for n in figure.axes[0].get_lines()}
+    assert figure.axes[0].yaxis.label.get_fontsize() == 7
+    assert {text.get_fontfamily()[0] for text in figure.findobj(Text)} == {"serif"}
+    assert "DejaVu Sans'" not in svg
 
 
 def test_equal_numbers_give_an_equal_picture():

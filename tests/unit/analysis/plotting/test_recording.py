@@ -92,6 +92,31 @@ def test_artists_draw_once_for_all_formats(tmp_path):
     assert all(path.stat().st_size > 1000 for path in paths)
 
 
+@pytest.mark.parametrize("kind", ["svg", "png", "pdf", "PDF"])
+def test_a_suffix_is_the_one_format_that_is_written(tmp_path, kind):
+    (path,) = canvas.save(picture(), tmp_path / f"v1.5.{kind}")
+
+    assert list(tmp_path.iterdir()) == [path] == [tmp_path / f"v1.5.{kind}"]
+    begins = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
+    assert path.read_bytes().startswith(begins[kind.lower()])
+
+
+def test_any_other_suffix_is_part_of_the_name(tmp_path):
+    names = [path.name for path in canvas.save(picture(), tmp_path / "v1.5")]
+
+    assert names == ["v1.5.svg", "v1.5.png", "v1.5.pdf"]
+
+
+def test_text_is_text_in_vector_files():
+    once = canvas.drawn_once(picture())
+
+    pdf, svg = canvas.image(once, "pdf"), canvas.image(once, "svg").decode()
+
+    assert b"/Type3" not in pdf
+    assert b"/CIDFontType2" in pdf  # Type 42, that is TrueType
+    assert re.search("<text [^>]*>curves</text>", svg)
+
+
 def test_a_figure_is_as_before_once_it_was_recorded():
     figure = picture()
     before = figure.dpi, figure.patch.get_visible(), canvas.image(figure, "svg")

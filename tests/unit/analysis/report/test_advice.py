@@ -1,10 +1,14 @@
 """What the report advises first where planned trials have no result."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
 from analysis.report.advice import advice
 from analysis.report.answer import sweep_answer
+from analysis.report.comparison_table import corrected_note
 from analysis.scaling.comparison import ArchitectureComparison
 
 NO_LAWS = ArchitectureComparison()
@@ -37,3 +41,19 @@ def test_trials_that_failed_or_were_cancelled_are_not_waited_for(runs, fits):
     without = advice(answer, fits, NO_LAWS, sweep="s")
 
     assert advice(answer, fits, NO_LAWS, sweep="s", excluded=excluded) == without
+
+
+@pytest.mark.parametrize(("n_sizes", "more"), [(3, ""), (4, "1 more size"), (5, "2 more sizes")])
+def test_sizes_at_an_edge_beyond_three_are_counted(runs, fits, n_sizes, more):
+    edge = SimpleNamespace(architecture="dense", size="d8", at_edge=("lr=1 is the largest of 2",))
+    answer = sweep_answer(runs, fits, NO_LAWS)
+
+    words = advice(answer, replace(fits, best=[edge] * n_sizes), NO_LAWS, sweep="s")
+
+    (said,) = (one for one in words if one.startswith("Try values further out"))
+    assert said.endswith(f"; so at {more})." if more else "largest of 2).")
+
+
+def test_one_comparison_is_no_plural():
+    assert "corrected for 1 comparison (Holm)" in corrected_note(1)
+    assert "corrected for 2 comparisons (Holm)" in corrected_note(2)

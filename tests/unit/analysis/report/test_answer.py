@@ -3,6 +3,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -36,7 +37,8 @@ def test_what_differs_is_said_with_interval_size_and_correction(runs, fits):
     assert first.startswith("At equal training FLOPs memory_plus is better than dense")
     assert f"{by_flops.mean.value:+.3f} [" in first
     assert "over 6 sizes" in first
-    assert "after Holm's correction for 2 comparisons" in first
+    assert "over 6 sizes (p " in first, "the p-value is of the mean"
+    assert "after Holm's correction for 2 comparisons), " in first
     assert len(found.sentences) <= 3
 
 
@@ -91,6 +93,127 @@ def test_seeds_are_those_at_which_welchs_test_tells_the_means_apart(spread, need
         for n in (needed - 1, needed)
     ]
     assert needed > 30 or p[0] > 0.05 >= p[1]
+
+
+def interpolated_sweep(*, shift, noise):
+    """Two seeds: dense at five budgets, its loss bent, and a memory between two of them."""
+    generator = np.random.default_rng(3)
+    budgets = np.asarray([1e15, 3e15, 1e16, 3e16, 1e17])
+    bend = 0.4 * np.exp(-(((np.log10(budgets) - 15.9) / 0.25) ** 2))
+    dense = 2 + bend + 3 * (budgets / 1e15) ** -0.3
+    rows = [
+        {
+            "architecture": name,
+            "configuration": f"{name} {flops:g}",
+            "seed": seed,
+            "training_flops": flops,
+            "total_params": math.sqrt(flops),
+            "training_tokens": 1e9,
+            "loss": loss + noise * generator.standard_normal(),
+        }
+        for name, flops, loss in [
+            *(("dense", *pair) for pair in zip(budgets.tolist(), dense, strict=True)),
+            ("memory", 5.5e15, 4.007 + shift),
+        ]
+        for seed in range(2)
+    ]
+    found = equal_cost(pd.DataFrame(rows), reference="dense")
+    return replace(found, differences=[d for d in found.differences if d.measure.name == "flops"])
+
+
+def advice_on(differences):
+    answer = SimpleNamespace(differences=differences)
+    nothing = SimpleNamespace(best=(), tuned={}, curves=())
+    return advice(answer, nothing, NO_LAWS, sweep="s")
+
+
+def test_where_the_interpolation_hides_a_difference_no_seeds_are_promised():
+    found = interpolated_sweep(shift=-0.1, noise=1e-4)
+
+    (difference,) = found.differences
+    assert difference.interpolated
+    assert difference.verdict == "not told apart"
+    assert seeds_needed(difference) == math.inf
+    (words,) = advice_on(found)
+    assert words.startswith("memory: no number of seeds would tell a difference of 0.1 at equal")
+    assert f"with an error of about {difference.mean.extra_sd:.2g}." in words
+    assert words.endswith("Train sizes of dense that are nearer in training FLOPs.")
+
+
+def test_an_interpolated_reference_has_as_many_seeds_as_it_was_trained_with():
+    """One size of the candidate and four of the reference, with two seeds each: ten runs."""
+    found = interpolated_sweep(shift=-0.2, noise=0.15)
+
+    (difference,) = found.differences
+    needed = seeds_needed(difference)
+    assert difference.verdict == "not told apart"
+    assert 2 < needed <= 5
+    assert f"about {needed} seeds of each configuration" in advice_on(found)[0]
+
+
+def test_a_size_of_one_seed_is_left_out_and_its_seed_is_named(synthetic, tmp_path):
+    trials = [
+        t
+        for t in synthetic.make_sweep(seeds=(0, 1))
+        if (t.spec.architecture, t.spec.preset, t.spec.seed) != ("memory_plus", "32w", 1)
+    ]
+    found, fits = answer_of(synthetic, tmp_path, trials)
+
+    assert found.status is AnswerStatus.TOLD_APART
+    assert "on average over 5 sizes (p " in found.sentences[0]
+    said = "1 size is left out, which lacks seed 1 of memory_plus 32w"
+    assert found.sentences[0].endswith(f"; {said}.")
+    table = differences_table(found.differences, fits)
+    assert table.rows[0][3].startswith("5 of 6")
+    assert f"memory_plus: {said}" in table.notes
+    assert advice(found, fits, NO_LAWS, sweep="s")[0] == (
+        "Train seed 1 of memory_plus 32w: a size with one seed is left out of the mean."
+    )
+
+
+def test_only_what_has_one_seed_needs_a_second(synthetic, tmp_path):
+    trials = synthetic.make_sweep(seeds=(0, 1)) + synthetic.make_sweep(
+        seeds=(0,), architectures=("peer",)
+    )
+    found, fits = answer_of(synthetic, tmp_path, trials)
+
+    words = advice(found, fits, NO_LAWS, sweep="s")[0]
+    assert words.startswith("Train a second and a third seed of peer: with one seed")
+
+
+def of_a_baseline_that_failed(runs, architectures):
+    """The runs of some architectures, and a dense trial that diverged."""
+    failed = {
+        "trial_id": "dense-1",
+        "sweep": "s",
+        "architecture": "dense",
+        "seed": 0,
+        "state": "failed",
+        "reason": "diverged in attempt 1: step 2: loss is nan",
+    }
+    table = pd.concat(
+        runs.table[runs.table["architecture"] == "memory_plus"].assign(
+            architecture=name, configuration=lambda t, name=name: name + t["configuration"]
+        )
+        for name in architectures
+    )
+    return replace(runs, table=table, excluded=pd.DataFrame([failed, {**failed, "seed": 1}]))
+
+
+def test_a_baseline_that_failed_is_named_with_the_reason(runs):
+    why = "dense-1: diverged in attempt 1: step 2: loss is nan; 1 more trial excluded."
+    lost = "The baseline dense has no run that counts"
+    alone = of_a_baseline_that_failed(runs, ["peer"])
+    several = of_a_baseline_that_failed(runs, ["peer", "moe"])
+
+    nothing, other = (
+        sweep_answer(r, analysis.fit_sweep(r, n_draws=0), NO_LAWS) for r in (alone, several)
+    )
+
+    assert nothing.status is AnswerStatus.NO_COMPARISON
+    assert nothing.sentences[0] == f"{lost}. {why}"
+    assert other.sentences[0] == f"{lost}; others are compared with peer. {why}"
+    assert other.sentences[1].startswith("At equal training FLOPs moe and peer are not told apart")
 
 
 def test_one_seed_is_no_answer(synthetic, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 import analysis
 from analysis.fitting.verdict import FitVerdict, VerdictStatus
-from analysis.report.architectures import _misfit_notes, architecture_sections
+from analysis.report.architectures import _shares, _verdict_notes, architecture_sections
 from analysis.scaling import architecture_laws, comparison, missing_runs
 from analysis.scaling.comparison import compare_architectures
 from analysis.scaling.equal_cost import equal_cost
@@ -125,6 +125,14 @@ def test_the_frontier_has_a_row_per_budget_and_says_who_wins(sections):
     assert rows["rests on"].iloc[2].endswith("times outside its runs")
 
 
+def test_the_frontier_table_says_in_how_many_draws_none_has_a_best_size():
+    won = {name: SimpleNamespace(share=[share]) for name, share in (("dense", 0.2), ("moe", 0.7))}
+
+    assert (
+        _shares(SimpleNamespace(allocations=won, best=["moe"]), 0) == "moe 70%, dense 20%, none 10%"
+    )
+
+
 def test_progress_is_said_and_the_laws_are_shown(sections):
     found, said = sections
 
@@ -150,6 +158,10 @@ def test_one_architecture_has_no_multiplier_but_a_frontier(two_architectures):
         "Multipliers compare architectures, and only dense has a law here; train another at six sizes or so, and where tokens vary at two lengths each.",
     )
     assert found.frontier.figures
+    table = found.frontier.table
+    assert set(table.to_frame()["architecture"]) == {"dense"}
+    assert not {"best", "lowest in so many draws"} & set(table.columns)
+    assert all("best" not in values for values in table.values)
 
 
 def test_numbers_without_a_band_are_said_to_have_none(two_architectures, monkeypatch, sections):
@@ -293,12 +305,12 @@ def test_every_fit_of_a_report_is_made_once(synthetic, tmp_path, monkeypatch):
     }
 
 
-@pytest.mark.parametrize("misfit", [True, False])
-def test_numbers_of_laws_that_are_wrong_for_their_runs_are_said_once(misfit):
-    status = VerdictStatus.MISFIT if misfit else VerdictStatus.ADEQUATE
+@pytest.mark.parametrize("status", list(VerdictStatus))
+def test_numbers_of_laws_that_are_not_credible_are_said_once(status):
+    told = status in (VerdictStatus.MISFIT, VerdictStatus.UNDERDETERMINED)
     curves = [SimpleNamespace(verdict=FitVerdict(status=status, sentence="dense: bent"))] * 3
 
-    assert _misfit_notes(curves) == ["not to be relied on: misfit: dense: bent"] * misfit
+    assert _verdict_notes(curves) == [f"not to be relied on: {status}: dense: bent"] * told
 
 
 def test_settings_that_are_not_chosen_between_and_that_laws_pool_are_named(synthetic, tmp_path):

@@ -7,12 +7,19 @@ import pytest
 from typer.testing import CliRunner
 
 import analysis
-from analysis.scaling.candidate_trials import _worse_settings, candidates_of, propose
+from analysis.laws.registry import law_named
+from analysis.scaling.architecture_laws import fit_families
+from analysis.scaling.candidate_trials import (
+    _worse_settings,
+    candidates_of,
+    default_target,
+    propose,
+)
 from analysis.scaling.comparison import compare_architectures
 from analysis.scaling.design_sweep import sweep_texts
 from analysis.scaling.design_targets import LossAt
 from analysis.scaling.experimental_design import next_runs
-from analysis.scaling.sweep_laws import fit_sweep_laws
+from analysis.scaling.sweep_laws import _law_for, fit_sweep_laws
 from analysis.scaling.sweep_summary import best_rows
 from orchestrator import cli
 from orchestrator.planning.pricing import account, make_plan, recorded
@@ -51,6 +58,23 @@ def trained(tmp_path_factory, synthetic):
         synthetic.write_done(folder / "runs", synthetic.make_trial("dense", 8, 0).__class__(spec, metrics))  # fmt: skip
     (folder / "runs" / "tables" / "sweep.yaml").write_text(SWEEP)
     return folder
+
+
+def test_the_usual_target_has_the_experts_of_its_architecture():
+    law = law_named("routed_joint")
+    sizes = (np.geomspace(1e7, 1e9, 4), np.geomspace(1e9, 3e10, 4), [1.0, 8.0, 64.0])
+    N, D, experts = (v.ravel() for v in np.meshgrid(*sizes))
+    runs = {"n_active": N, "tokens": D, "experts": experts}
+    truth = np.asarray([law.example[name] for name in law.parameter_names])
+    noise = np.exp(0.003 * np.random.default_rng(0).standard_normal(len(N)))
+    runs["loss"] = law.evaluate(runs, truth) * noise
+    runs["architecture"] = [f"moe {n:g}" for n in experts]
+    laws = fit_families(runs, law=law, n_draws=0, hold_out=False)
+
+    target = default_target(laws)
+
+    assert target.architecture == "moe 64"
+    assert dict(target.inputs) == pytest.approx({"n_active": 1e10, "tokens": 3e11, "experts": 64.0})
 
 
 def memscale(folder, monkeypatch, *words):
@@ -284,6 +308,23 @@ def test_a_ladder_is_fitted_in_flops(two_architectures):
 
     assert families.columns == {"x": "training_flops"}
     assert families.named("dense").fit.law.name == "power"
+
+
+def test_tokens_that_match_solved_for_are_no_axis_of_a_law(two_architectures):
+    """An architecture whose steps cost more trains for fewer: no law of tokens follows from it."""
+    table = two_architectures(noise=0.002)
+    table = table.drop_duplicates(["architecture", "params"]).assign(tokens=1e9)
+    solved = table["architecture"] != "dense"
+    table["tokens"] = table["tokens"].where(~solved, 9e8 + 1e5 * table["params"].rank())
+    table["training_flops"] = 6 * table["params"] * table["tokens"]
+    table["match.solve"] = solved.map({True: "tokens", False: None})
+
+    families = fit_sweep_laws(table, n_draws=0, hold_out=False)
+
+    assert families.columns == {"x": "training_flops"}
+    assert families.named("dense").fit.law.name == "power"
+    with_lengths = pd.concat([table, table.assign(tokens=2 * table["tokens"])])
+    assert _law_for(with_lengths)[0].name == "chinchilla"
 
 
 def test_a_target_that_cannot_be_read_is_one_sentence(trained, monkeypatch):

@@ -187,12 +187,19 @@ def test_a_mixture_is_compared_by_its_active_parameters():
     assert any(note.startswith("sizes are active_params") for note in families.notes)
 
 
-def test_laws_that_misfit_give_no_answer(exact_families):
+@pytest.mark.parametrize("status", list(VerdictStatus))
+def test_the_sentence_says_what_the_laws_are_worth(exact_families, status):
     found = multipliers(exact_families, "memory", amounts=[1e17])
-    wrong = FitVerdict(status=VerdictStatus.MISFIT, sentence="residuals follow the size")
-    fits = {"memory": SimpleNamespace(verdict=wrong), "dense": exact_families.named("dense").fit}
+    verdict = FitVerdict(status=status, sentence="residuals follow the size")
+    sound = FitVerdict(status=VerdictStatus.ADEQUATE, sentence="no pattern")
+    fits = {"memory": SimpleNamespace(verdict=verdict), "dense": SimpleNamespace(verdict=sound)}
 
     sentence = dataclasses.replace(found, fits=fits).sentence(0)
 
-    assert found.verdict.status is not VerdictStatus.MISFIT
-    assert "no multiplier is to be relied on, misfit: memory: residuals follow the size" in sentence
+    claimed = status in (VerdictStatus.ADEQUATE, VerdictStatus.DOUBTFUL)
+    assert ("times as much" in sentence) == claimed
+    if claimed:
+        assert sentence.endswith(f"(within the runs of both; laws {status})")
+    else:
+        told = f"no multiplier is to be relied on, {status}: memory: residuals follow the size"
+        assert sentence.endswith(told)

@@ -1,10 +1,16 @@
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.fitting.fit_law import fit_law
+from analysis.laws.power import PowerLaw
 from analysis.loading.load import load
+from analysis.report.comparison_table import comparison
 from analysis.scaling.configuration_summary import summarise
-from analysis.scaling.equal_compute import equal_flops
+from analysis.scaling.equal_compute import effective_size, equal_flops
 from analysis.scaling.series_curves import name_series
 from analysis.scaling.sweep_summary import fit_sweep
 
@@ -51,6 +57,54 @@ def test_the_multiplier_is_the_one_that_was_put_in():
         assert m.high >= m.equivalent_params * 0.999
         assert pair.verdict == "better"
         assert pair.difference.value < 0
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize("sizes", [6, 10])
+def test_of_a_known_curve_the_interval_holds_the_true_size_as_often_as_it_says(seeds, sizes):
+    """With six sizes the curve's own percentiles are the smallest and the largest resample."""
+    generator = np.random.default_rng(1)
+    x = np.geomspace(1e5, 3e6, sizes)
+    losses = curve(x) + 1e-6 * generator.standard_normal(sizes)
+    fit = fit_law(PowerLaw(), {"x": x, "loss": losses}, n_draws=200, hold_out=False)
+    size, n_tables = 5e5, 1000
+    partner = SimpleNamespace(series="dense", total_params=size)
+    values = curve(size) + 0.01 * generator.standard_normal((n_tables, seeds))
+
+    found = [effective_size(partner, v, fit) for v in values]
+
+    # Where the mean lies below the floor of the curve, the interval has no upper end.
+    high = [np.inf if e.high is None else e.high for e in found]
+    held = sum(e.low <= size <= end for e, end in zip(found, high, strict=True))
+    assert 0.93 < held / n_tables < 0.97
+
+
+def test_one_seed_gives_a_size_without_an_interval():
+    fits = fit_sweep(two_families(seeds=(0,), noise=1e-5), n_draws=50)
+
+    size = fits.pairs[0].effective_size
+    assert size.over_baseline_params == pytest.approx(2.0, rel=0.01)
+    assert (size.low, size.high) == (None, None)
+    table = comparison(fits)
+    assert "[" not in str(table.records()[0]["size_needed"])
+    assert any("one seed of the model gives no interval" in note for note in table.notes)
+
+
+def test_configurations_without_a_partner_are_told_apart(synthetic, tmp_path):
+    """Two tables on one preset, neither of which took the FLOPs of dense."""
+    trials = [synthetic.make_trial("dense", 64, 0)]
+    for n_keys in (16, 32):
+        trial = synthetic.make_trial("memory_plus", 64, 0)
+        counts = {**trial.spec.accounting, "training_flops": 1e12 * n_keys}
+        model = {**trial.spec.model, "n_keys": n_keys}
+        trials.append(replace(trial, spec=replace(trial.spec, model=model, accounting=counts)))
+
+    fits = fit_sweep(load(synthetic.write_runs(tmp_path, trials)), n_draws=0)
+
+    assert [note.partition(":")[0] for note in fits.unpaired] == [
+        "memory_plus (n_keys=16) 64w",
+        "memory_plus (n_keys=32) 64w",
+    ]
 
 
 def test_a_size_outside_the_dense_runs_is_flagged():

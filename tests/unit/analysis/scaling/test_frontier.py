@@ -92,6 +92,48 @@ def test_architectures_that_are_the_same_win_as_often(two_architectures):
     assert 0.02 < share < 0.98
 
 
+def test_nobody_wins_a_draw_in_which_none_has_a_best_size(noisy_families):
+    family = noisy_families.named("dense")
+    draws = family.fit.draws.copy()
+    draws[:25, family.fit.law.parameter_names.index("A")] = 0  # size does nothing in 25 draws
+    flat = dataclasses.replace(family, fit=dataclasses.replace(family.fit, draws=draws))
+    twins = dataclasses.replace(noisy_families, by_name={"dense": flat, "twin": flat})
+
+    found = frontier(twins, budgets=[1e17])
+
+    share = 1 - 25 / len(draws)
+    assert found.allocations["dense"].share == pytest.approx([share])
+    assert found.to_frame()["share_of_draws"].tolist() == pytest.approx([share, 0])
+    told = f"best in {share:.0%} of draws (twin 0%), no best size in {1 - share:.0%}"
+    assert told in found.sentence(0)
+
+
+def test_one_architecture_has_sizes_but_wins_nothing(noisy_families):
+    why = "its law is underdetermined: tokens is the same in all runs"
+    alone = dataclasses.replace(
+        noisy_families,
+        by_name={"dense": noisy_families.named("dense")},
+        left_out={"memory": why},
+    )
+
+    found = frontier(alone, budgets=[1e17])
+
+    assert np.isnan(found.allocations["dense"].share).all()
+    frame = found.to_frame()
+    assert frame["share_of_draws"].isna().all()
+    assert not frame["best"].any()
+    assert found.sentence(0).startswith("1e+17 training FLOPs: dense with ")
+    assert "best" not in found.sentence(0)
+    assert found.sentence(0).endswith(f"; without memory: {why}")
+
+
+def test_no_architecture_wins_where_none_has_a_best_size(noisy_families):
+    found = frontier(noisy_families, budgets=[1e40])
+
+    assert found.best == [""]
+    assert [c.share[0] for c in found.allocations.values()] == [0, 0]
+
+
 def test_a_frontier_far_out_is_marked(exact_families):
     found = frontier(exact_families, budgets=[1e17, 1e24])
 
@@ -158,12 +200,13 @@ def test_impossible_budgets_are_refused(exact_families, budgets):
         frontier(exact_families, budgets=budgets)
 
 
-def test_laws_that_misfit_have_no_answer(exact_families):
+@pytest.mark.parametrize("status", [VerdictStatus.MISFIT, VerdictStatus.UNDERDETERMINED])
+def test_laws_that_are_not_credible_have_no_answer(exact_families, status):
     found = frontier(exact_families, budgets=[1e17])
-    wrong = FitVerdict(status=VerdictStatus.MISFIT, sentence="residuals follow the size")
+    wrong = FitVerdict(status=status, sentence="residuals follow the size")
     fits = {"memory": SimpleNamespace(verdict=wrong), "dense": exact_families.named("dense").fit}
 
     sentence = dataclasses.replace(found, fits=fits).sentence(0)
 
-    assert found.verdict.status is not VerdictStatus.MISFIT
-    assert "no size is to be relied on, misfit: memory: residuals follow the size" in sentence
+    assert found.verdict.is_credible
+    assert f"no size is to be relied on, {status}: memory: residuals follow the size" in sentence

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.scaling.series_curves import CurveSpec, fit_series
+from analysis.scaling.series_curves import CurveSpec, fit_series, name_series
 
 X0, K = 1e5, 2.5
 SPEC = CurveSpec(outcome="factual_recall", x="total_params", law="saturating")
@@ -72,3 +72,28 @@ def test_what_is_to_be_done_meanwhile_is_done_once_also_beside_no_curve():
     fit_series(pd.DataFrame(), {}, [SPEC], meanwhile=lambda: done.append("once"))
 
     assert done == ["once"]
+
+
+def test_what_match_solved_for_names_no_series():
+    """Another sweep in the table varies the tokens that a match solved for here."""
+    rows = [
+        {"architecture": "dense", "total_params": size, "train.tokens": tokens}
+        for size in (1e5, 1e6)
+        for tokens in (1e6, 2e6)
+    ]
+    solved = {"match.training_flops": "dense", "match.solve": "tokens"}
+    rows += [
+        {"architecture": "memory", "total_params": size, "train.tokens": tokens, **solved}
+        for size, tokens in ((1e5, 912_384), (1e6, 945_152))
+    ]
+    rows.append({"architecture": "memory", "total_params": 1e5, "train.tokens": 1e6})
+    rows.append({"architecture": "memory", "total_params": 1e5, "train.tokens": 2e6})
+    table = pd.DataFrame(rows)
+    table = table.assign(configuration=table.index.astype(str), preset=None)
+
+    series = name_series(table)
+
+    assert series["4"] == series["5"] == "memory (training_flops=dense)"
+    assert {series["6"], series["7"]} == {"memory (tokens=1e6)", "memory (tokens=2e6)"}
+    by_tokens = name_series(table, by=["train.tokens"])
+    assert by_tokens["4"] == "memory (tokens=912384)"

@@ -39,6 +39,8 @@ def test_without_a_terminal_defaults_are_taken() -> None:
     assert {t.architecture for t in sweep.trials} == {"dense", "memory_plus"}
     assert sweep.question == "at equal training FLOPs, how does memory_plus compare with dense?"
     assert memscale_init()[0] != 0, "it is there already"
+    # What was misspelt is said first: another file's name would not help.
+    assert "did you mean dense?" in memscale_init("--architectures", "dens")[1]
 
 
 def test_five_questions_are_asked_and_flags_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

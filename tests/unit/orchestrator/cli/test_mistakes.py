@@ -271,6 +271,22 @@ def test_a_tracker_where_nothing_answers_is_one_sentence():
     )
 
 
+def test_a_name_that_is_no_trial_is_answered_with_what_there_is(tmp_path):
+    with pytest.raises(NotFoundError, match="nothing was submitted into"):
+        find_trial(tmp_path, "asked")
+    for sweep in ("asked", "other"):
+        trial = tmp_path / sweep / "trials" / f"dense-{len(sweep)}"
+        trial.mkdir(parents=True)
+        (trial / "spec.json").touch()
+
+    for name, sentence in {
+        "asked": "'asked' is a sweep, and this takes one trial; name one of dense-5",
+        "askd": f"'askd': no trial is called so, and no sweep; sweeps in {tmp_path}: asked, other",
+    }.items():
+        with pytest.raises(NotFoundError, match=re.escape(sentence)):
+            find_trial(tmp_path, name)
+
+
 def test_a_trial_of_two_sweeps_is_named_with_its_sweep(tmp_path):
     for sweep in ("a", "b"):
         trial = tmp_path / sweep / "trials" / "dense-0123456789ab"

@@ -2,13 +2,15 @@
 
 import dataclasses
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from orchestrator.cli.render.progress import LiveSweep, outcome_text, status_table, totals_text
+from orchestrator.cli.submit import counts_text
 from orchestrator.control.status import SweepStatus, TrialStatus
-from orchestrator.records.trial_spec import TrialState
+from orchestrator.records.trial_spec import Outcome, TrialState
 from orchestrator.submit.submission import SubmissionResult
 from orchestrator.tracking.exporter_process import DrainResult
 
@@ -96,3 +98,55 @@ def test_a_sweep_that_nothing_runs_says_what_submitting_again_would_do(states, s
     status = dataclasses.replace(STATUS, controller_alive=False, trials=trials)
 
     assert totals_text(status).plain.endswith(said or "waiting  ")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        (
+            [Outcome.DIVERGED, Outcome.USER_ERROR],
+            "ended; what failed would end the same way: mend its cause, then submit it again",
+        ),
+        ([Outcome.DIVERGED, Outcome.HANG], "submit it again to retry what failed or was cancelled"),
+    ],
+)
+def test_what_would_fail_again_is_not_to_be_retried_as_it_is(outcomes, said):
+    trials = tuple(
+        TrialStatus(
+            trial_id=f"dense-{outcome}",
+            architecture="dense",
+            preset=None,
+            seed=0,
+            steps=5,
+            state=TrialState.FAILED,
+            outcome=outcome,
+        )
+        for outcome in outcomes
+    )
+    status = dataclasses.replace(STATUS, controller_alive=False, trials=trials)
+
+    assert totals_text(status).plain.endswith(said)
+
+
+def test_totals_of_some_trials_say_of_how_many():
+    """After `status --where`."""
+    assert totals_text(STATUS).plain.startswith("s: 0 done")
+    assert totals_text(dataclasses.replace(STATUS, hidden=36)).plain.startswith(
+        "s, 0 of 36 trials: 0 done"
+    )
+
+
+def test_a_submission_says_what_becomes_of_all_its_trials():
+    def told(**counts):
+        return counts_text(
+            [
+                SimpleNamespace(status=status, to_train=status in ("new", "resume"))
+                for status, n in counts.items()
+                for _ in range(n)
+            ]
+        )
+
+    assert told(new=2, done=1) == "3 trials, 2 to train, 1 already done"
+    assert told(new=20, resume=8, done=6, running=2) == (
+        "36 trials, 28 to train, 2 running, 6 already done"
+    )

@@ -39,7 +39,9 @@ def test_killed_rank_is_the_cause_of_the_others_network_errors():
     ending = verdict(end, error=error(Outcome.COMMUNICATION))
 
     assert ending.outcome is Outcome.KILLED
-    assert ending.reason.startswith("rank 1 died of SIGKILL; nobody here sent it")
+    assert ending.reason == (
+        "rank 1 died of SIGKILL; nobody here sent it: `dmesg` says whether memory ran out"
+    )
 
 
 def test_own_error_of_a_rank_is_the_cause_of_the_others_network_errors():

@@ -114,7 +114,8 @@ def test_a_trial_that_cannot_be_read_is_one_sentence_beside_the_others(tmp_path)
         ),
         (
             {"time/train_s": 200.0, "time/benchmarks_s": 10.1, "eval/unfinished_tasks": 2.0},
-            "benchmarks took 5 % of the training time, tasks left out: 2",
+            "benchmarks took 5 % of the training time, tasks left out: msq after step 5; "
+            "qa after step 5, 10",
         ),
         ({"time/train_s": 200.0}, ""),
         ({"time/train_s": 0.2, "skipped": 1.0}, "benchmarks skipped: too short"),
@@ -130,6 +131,15 @@ def test_the_share_of_benchmarks_is_shown(metrics, shown, cached, tmp_path):
     trial.create(spec)
     result = {"trial_id": spec.trial_id, "attempt": 1, "steps": 10, "metrics": metrics}
     write_json(trial.path / "result.json", result)
+    at_5, at_10 = ({"step": n, "unfinished": ["qa"], "metrics": {}} for n in (5, 10))
+    suite = {"5": {**at_5, "unfinished": ["msq"]}}  # `memscale evaluate` asked it after step 10
+    write_json(
+        trial.path / "evaluation.json",
+        {
+            "suites": {"q": at_10, "own": {"step": 10, "metrics": {}}},
+            "earlier": {"own": suite, "q": {"5": at_5}},
+        },
+    )
     (status,) = status_from_disk(sweep, now=1.0).trials
     if cached:
         times = (status_cache.result_ns(trial.path), status_cache.spec_ns(trial.path))

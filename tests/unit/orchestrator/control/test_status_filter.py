@@ -46,7 +46,9 @@ def sweep(tmp_path):
     ],
 )
 def test_every_key_must_fit(sweep, text, expected):
-    kept = select(sweep, status_from_disk(sweep, now=1.0), parse_filter(text)).trials
+    status = select(sweep, status_from_disk(sweep, now=1.0), parse_filter(text))
+    kept = status.trials
+    assert len(kept) + status.hidden == 4
 
     specs = [sweep.trial(trial.trial_id).spec() for trial in kept]
     assert sorted((s.model["n_keys"], s.train["lr"]) for s in specs) == sorted(expected)

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -204,7 +205,15 @@ def test_a_trial_without_tables_is_said_to_read_none(trial, monkeypatch):
         "evaluate", trial.trial_id, "--table-reads", "--runs", trial.path.parents[2]
     )
 
-    assert (code, "dense reads no memory table" in said) == (0, True)
+    assert (code, "dense reads no memory table (1 trial)" in said) == (0, True)
+
+    spec = dataclasses.replace(trial.spec(), seed=9)
+    shutil.copytree(trial.path, trial.path.with_name(spec.trial_id))
+    write_json(trial.path.with_name(spec.trial_id) / "spec.json", spec.to_json())
+    code, said = memscale(
+        "evaluate", trial.path.parents[1].name, "--table-reads", "--runs", trial.path.parents[2]
+    )
+    assert (code, said.count("dense reads no memory table (2 trials)")) == (0, 1)
 
 
 def test_a_first_look_is_not_kept(trial):
@@ -469,5 +478,10 @@ def test_mistakes_of_the_command(tmp_path, monkeypatch):
         "evaluation" in nothing_asked[1]
     )
     assert "needs the folder of the suites' files" in no_folder[1]
+    all_wrong = memscale(
+        "evaluate", "s", "--suite", "zero", "--questions", tmp_path / "qa.jsonl", *runs
+    )
+    for mistake in ("suite 'zero': there", "--data: needs", f"{tmp_path / 'qa.jsonl'}: not there"):
+        assert mistake in all_wrong[1]
     assert unknown[1].startswith("suite 'zero': there are code, factual, gsm8k, last_word")
     assert "lastword_pd_novels.jsonl: not there" in missing[1]

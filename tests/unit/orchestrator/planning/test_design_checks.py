@@ -116,7 +116,7 @@ def test_a_learning_rate_per_size_is_no_tuning() -> None:
     own = [
         spec
         for lr, size in enumerate(SEVEN, start=1)
-        for spec in specs({"dense": (size,)}, lrs={"dense": (lr,)})
+        for spec in specs({"dense": (size,)}, lrs={"dense": (lr / 100,)})
     ]
 
     assert design_checks.notes([*own, *specs({"memory": SEVEN})]) == ()
@@ -212,3 +212,25 @@ def test_many_architectures_make_a_short_line() -> None:
     (note,) = design_checks.notes(specs(dict.fromkeys("abcdef", (8, 12))))
 
     assert note.startswith("a, b, c and 3 more: 2 sizes")
+
+
+def test_a_learning_rate_above_one_is_said() -> None:
+    given = specs({"dense": SEVEN}, lrs={"dense": [1e-2, 1.0]})
+    assert design_checks.notes(given) == ()
+
+    (note,) = design_checks.notes(specs({"dense": SEVEN}, lrs={"dense": [1e-2, 1e4]}))
+
+    assert note == "train.lr is 10000: above 1 training diverges; write for example 1.0e-2"
+
+
+def test_a_counterpart_that_nobody_trains_is_said() -> None:
+    trials = specs({"dense": SEVEN, "memory": SEVEN})
+    of_memory = [spec.trial_id for spec in trials if spec.architecture == "memory"]
+
+    assert design_checks.notes(trials, counterparts=dict.fromkeys(of_memory, "dense")) == ()
+    (note,) = design_checks.notes(trials, counterparts=dict.fromkeys(of_memory, "pythia"))
+
+    assert note == (
+        "match makes memory equal to pythia, of which the sweep has no trial to compare with; "
+        "add trials of pythia"
+    )

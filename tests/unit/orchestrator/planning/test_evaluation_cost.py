@@ -44,6 +44,7 @@ class Suite:
     """Rows of ten tokens, and two that are generated for each."""
 
     most_rows = 700
+    task_names = ()
 
     def tokens(self, *, seq_len, n_rows):
         assert seq_len == 64
@@ -171,6 +172,15 @@ def test_a_decoding_pass_on_a_gpu_takes_its_time_however_small_the_model(suites)
     _, (on_gpu,) = planned([spec], seconds=50.0, on_gpu=True)
     # 100 passes of three layers, 2 ms each.
     assert on_gpu.share - on_cpu.share == pytest.approx(100 * 3 * 2e-3 / 50)
+
+
+def test_a_task_takes_its_time_however_few_its_rows(suites, monkeypatch):
+    """In a training of one second that is what an evaluation costs."""
+    spec = trial(10**9, rows=1, at=(0.5, 1.0))
+    _, (without,) = planned([spec], seconds=1.0)
+    monkeypatch.setattr(Suite, "task_names", ("a", "b"))
+    _, (cost,) = planned([spec], seconds=1.0)
+    assert cost.share - without.share == pytest.approx(2 * 2 * evaluation_cost.TASK_S)
 
 
 def test_the_folder_may_come_from_the_environment(suites, tmp_path, monkeypatch):

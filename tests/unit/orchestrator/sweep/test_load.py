@@ -32,6 +32,10 @@ retries: {failure: 2, preemption: 100}
 logging: {every_steps: 20}
 """
 
+OWN_SUITE = """about: a test
+tasks: {mine: {file: a.jsonl, origin: here, kind: choices, prompt: "{{question}}"}}
+"""
+
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
@@ -89,9 +93,10 @@ def test_benchmarks_are_no_part_of_a_trials_name(file: Path, trials: tuple[Trial
     before = [trial.trial_id for trial in trials]
     (file.parent / "benchmarks").mkdir()
     (file.parent / "qa.jsonl").touch()
+    (file.parent / "benchmarks/a.jsonl").touch()
+    (file.parent / "own.yaml").write_text(OWN_SUITE)
     asked = (
-        "evaluation: {suites: [small, own.yaml], questions: qa.jsonl, at: [0.25, 1], "
-        "data: benchmarks}\n"
+        "evaluation: {suites: [own.yaml], questions: qa.jsonl, at: [0.25, 1], data: benchmarks}\n"
     )
     file.write_text(TEXT + asked)
 
@@ -100,12 +105,60 @@ def test_benchmarks_are_no_part_of_a_trials_name(file: Path, trials: tuple[Trial
     assert [trial.trial_id for trial in after] == before
     schedule = after[0].evaluation
     assert schedule is not None
-    # A suite's file that is not there stays as written, and planning names it.
-    assert (schedule.suites, schedule.rows) == (("small", "own.yaml"), None)
+    assert (schedule.suites, schedule.rows) == ((str(file.parent / "own.yaml"),), None)
     assert schedule.data == str(file.parent / "benchmarks")
     assert schedule.questions == str(file.parent / "qa.jsonl")
     assert schedule.steps(10) == {3, 10}
     assert TrialSpec.from_json(json.loads(json.dumps(after[0].to_json()))) == after[0]
+
+
+def test_a_match_with_itself_alone_is_said(file: Path) -> None:
+    """In a grid over architectures one of them is the counterpart, which is meant."""
+    head = TEXT[: TEXT.index("trials:")]
+    entry = (
+        "trials:\n  - {grid: {model.architecture: [dense, pythia]}, match: {total_params: dense}}\n"
+    )
+    file.write_text(head + entry)
+    assert load_sweep(file).warnings == ()
+
+    file.write_text(head + entry.replace(", pythia", ""))
+    (warning,) = load_sweep(file).warnings
+    assert warning == (
+        f"{file}:9:65: trials[0].match.total_params compares dense with itself, which changes "
+        "nothing; name another architecture, or leave match out"
+    )
+
+
+@pytest.mark.parametrize("folder", ["unset", "no_folder", "."])
+def test_everything_that_an_evaluation_lacks_is_said_at_once(
+    file: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file's other mistakes, each with its place: not one after the other."""
+    monkeypatch.delenv("MEMSCALE_BENCHMARKS", raising=False)
+    (file.parent / "own.yaml").write_text(OWN_SUITE)
+    data = "" if folder == "unset" else f", data: {folder}"
+    file.write_text(
+        "name: b1\n"
+        "data: {source: text, path: no.jsonl, vocab_size: 1_024}\n"
+        "train: {tokens: 100_352, batch_tokens: 1_024, seq_len: 128, lr: 1.0e-2}\n"
+        "model: {architecture: dense, preset: d16}\n"
+        f"evaluation: {{suites: [smal, own.yaml], at: [2], questions: qa.jsonl{data}}}\n"
+    )
+    with pytest.raises(ConfigError) as raised:
+        load_sweep(file)
+
+    places = [(p.line, p.column, p.key) for p in raised.value.problems]
+    assert (places[0], raised.value.problems[0].file) == ((2, 28, "data.path"), file)
+    assert [place for place in places[1:] if "[" not in place[2]] == [
+        *([(5, 1, "evaluation")] if folder == "unset" else []),
+        (5, 44, "evaluation.at"),
+        (5, 60, "evaluation.questions"),
+        *([(5, 76, "evaluation.data")] if folder == "no_folder" else []),
+    ]
+    suites = [(p.column, p.message) for p in raised.value.problems if "suites[" in p.key]
+    assert suites[0][0] == 23 and suites[0][1].startswith("suite 'smal': there are")  # noqa: PT018
+    lacking = [(column, message.partition(":")[0]) for column, message in suites[1:]]
+    assert lacking == ([(29, str(file.parent / "a.jsonl"))] if folder == "." else [])
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,12 @@ def test_what_cannot_be_read_is_refused(trained):
     short, long = (len(trained.tokenizer.encode([text])[0]) for text in ("the", "the river"))
     assert short < long
     with pytest.raises(
-        ValueError, match=f"prompt 2 has .* lower --max-tokens to {SEQ_LEN + 1 - long}$"
+        ValueError,
+        match=f"prompt 2: {long} tokens and 24 to add are more than the 24 that the model reads at "
+        f"once; shorten it or lower --max-tokens to {SEQ_LEN + 1 - long}$",
     ):
         list(continuations(trained, ["the", "the river"], n_tokens=SEQ_LEN + 1 - short, **CPU))
-    with pytest.raises(ValueError, match="prompt 1 has .* at once; shorten it$"):
+    with pytest.raises(ValueError, match="prompt 1: .* at once; shorten it$"):
         list(continuations(trained, ["the river " * SEQ_LEN], **CPU))
 
 

@@ -1,6 +1,7 @@
 """Benchmarks during training: the same weights, and the numbers of an evaluation afterwards."""
 
 import json
+import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from unittest.mock import Mock
@@ -112,6 +113,19 @@ def test_suites_are_asked_with_attention_for_many_shapes(job, tmp_path, monkeypa
     trained(job, tmp_path / "with", hook)
 
     assert within == ["cpu", "left"]
+
+
+def test_the_harness_is_imported_before_the_clock_of_the_limit_runs(tmp_path, job, monkeypatch):
+    """That takes a second, of which a short training would never ask anything."""
+    harness = "workloads.evaluation.evaluate_suites"
+    monkeypatch.delitem(sys.modules, harness, raising=False)
+    more = {"rows": 1, "steps": frozenset({4}), "keep": Mock(), "most_share": 0.05}
+    (tmp_path / "qa.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 2)
+
+    in_training.load((), None, questions=tmp_path / "qa.jsonl", **more)
+    assert harness not in sys.modules  # questions go without it
+    in_training.load([str(tmp_path / "own.yaml")], tmp_path, **more)
+    assert harness in sys.modules
 
 
 def test_questions_in_training_and_their_limit(job, tmp_path):
