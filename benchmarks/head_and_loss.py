@@ -55,7 +55,7 @@ def main() -> None:
         file, _, function = named.rpartition(":")
         if not Path(file).is_file():
             parser.error(f"--beside {named}: no file {file!r}; write FILE:FUNCTION")
-        losses[function] = runpy.run_path(file)[function]
+        losses[named] = runpy.run_path(file)[function]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(LINE.format("size", "head and loss", "ms", "GB more", "loss, nats per token"))
     print("|---|---|---|---|---|")

@@ -40,6 +40,8 @@ class MeanEstimate:
     """Of a difference: the two-sided p-value that it is zero, before any correction."""
     seed_sds: tuple[float, ...] = ()
     """Of a difference: per configuration, its weight times the standard deviation over seeds."""
+    n_seeds: tuple[int, ...] = ()
+    """Of a difference: seeds of each configuration, also where one gives no interval."""
     extra_sd: float = 0.0
     """Of a difference: standard deviation of an error that more seeds do not lower."""
     extra_freedom: float = math.inf
@@ -117,13 +119,18 @@ def contrast_of_means(
     """
     sides = [(weight, _finite(values)) for weight, values in terms if weight != 0]
     value = float(sum(weight * side.mean() for weight, side in sides))
-    n = sum(len(side) for _, side in sides)
-    if min(len(side) for _, side in sides) < 2:
+    n_seeds = tuple(len(side) for _, side in sides)
+    n = sum(n_seeds)
+    if min(n_seeds) < 2:
         return MeanEstimate(
-            value=value, low=None, high=None, n=n, method="one seed on a side: no interval"
+            value=value,
+            low=None,
+            high=None,
+            n=n,
+            method="one seed on a side: no interval",
+            n_seeds=n_seeds,
         )
     seed_sds = tuple(abs(weight) * float(side.std(ddof=1)) for weight, side in sides)
-    n_seeds = [len(side) for _, side in sides]
     sd, freedom = _standard_error(seed_sds, n_seeds, extra_sd, extra_freedom)
     half = _t_quantile(level, freedom) * sd
     return MeanEstimate(
@@ -134,22 +141,23 @@ def contrast_of_means(
         method=f"{level:.0%} Welch's t over seeds",
         p=_p_value(value, sd, freedom),
         seed_sds=seed_sds,
+        n_seeds=n_seeds,
         extra_sd=extra_sd,
         extra_freedom=extra_freedom,
     )
 
 
 def p_value_with_seeds(difference: MeanEstimate, n: float) -> float | None:
-    """Return the p-value if each configuration had `n` seeds, two or more; infinity is allowed.
+    """Return the p-value if each configuration had at least `n` seeds; infinity is allowed.
 
-    The difference, the spread of seeds and the error beside it are taken as they are. None without
-    a p-value now.
+    Those that have more keep them. The difference, the spread of seeds and the error beside it are
+    taken as they are. None without a p-value now.
     """
     if difference.p is None:
         return None
-    sds = difference.seed_sds
+    then = [max(n, had) for had in difference.n_seeds]
     sd, freedom = _standard_error(
-        sds, [n] * len(sds), difference.extra_sd, difference.extra_freedom
+        difference.seed_sds, then, difference.extra_sd, difference.extra_freedom
     )
     return _p_value(difference.value, sd, freedom)
 

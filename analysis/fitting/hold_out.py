@@ -12,6 +12,10 @@ from analysis.fitting.law import COMPUTE_FACTORS, Law
 HOLD_OUT_SHARE = 0.25
 """Share of the configurations held out, the largest."""
 
+FEWEST_SHARED = 2
+"""Configurations that laws are ranked on at least: errors on one have no spread, so that none is
+as good as the best."""
+
 
 def held_out(
     law: Law, data: FitData, held: bool | ArrayLike
@@ -57,8 +61,9 @@ def shared_hold_out(candidates: Sequence[tuple[Law, FitData]]) -> NDArray[np.boo
     """Return the largest runs (n,), the same for several laws, so that errors can be compared.
 
     They are a quarter of the configurations, or fewer where a law could not be fitted to the rest.
-    Laws that could not be fitted without the largest one are not asked. None if no law can be held
-    out.
+    They are not fewer than `FEWEST_SHARED` for that: laws that could not be fitted without these
+    are not asked. They are fewer where a quarter is, or where no law could be fitted otherwise.
+    None if no law can be held out.
 
     Args:
         candidates: The laws, and the same runs as each of them reads them.
@@ -79,8 +84,9 @@ def shared_hold_out(candidates: Sequence[tuple[Law, FitData]]) -> NDArray[np.boo
         rest = ranks < n - n_held
         return [len(np.unique(_units(law, data)[rest])) > law.n_free for law, data in candidates]
 
-    most = fitted(1)
-    n_held = next(k for k in range(_quarter(n), 0, -1) if fitted(k) == most)
+    least = next(k for k in range(min(FEWEST_SHARED, _quarter(n)), 0, -1) if any(fitted(k)))
+    asked = fitted(least)
+    n_held = next(k for k in range(_quarter(n), 0, -1) if fitted(k) == asked)
     return np.asarray(ranks >= n - n_held)
 
 

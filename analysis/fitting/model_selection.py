@@ -82,9 +82,9 @@ def choose_law(
 ) -> LawChoice:
     """Return the law that predicts the largest runs best from the others, and its fit to all.
 
-    All candidates predict the same runs: the largest quarter of the configurations, or fewer where
-    a candidate could not be fitted to the rest. A candidate that cannot be fitted without them has
-    no rank.
+    All candidates predict the same runs: the largest quarter of the configurations, or fewer, but
+    two at least, where a candidate could not be fitted to the rest. A candidate that cannot be
+    fitted without them has no rank.
 
     Args:
         runs: Columns, one row per run; none of them is kept back for the caller's own test.

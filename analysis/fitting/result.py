@@ -396,8 +396,8 @@ class LawFit:
     def x_reaching(self, y: float, *, y_half_width: float = 0.0) -> tuple[float, float, float]:
         """Return (x, low, high) where a curve of one size reaches y; inf where it never does.
 
-        A lower end more than `REACH` times below the runs is 0, an upper one above them inf. Both
-        are NaN with fewer than two draws.
+        An end more than `REACH` times below the runs is 0, one above them inf. Both ends are NaN
+        with fewer than two draws.
 
         Args:
             y: Value to reach.
@@ -418,9 +418,10 @@ class LawFit:
         # Infinite draws are real (that curve never gets there): percentiles between two of them
         # would be NaN.
         logs = np.log(np.clip(reached, 1e-300, 1e300))
-        low, high = np.exp(percentile_interval(logs, level=self.levels.curve)).tolist()
-        least, most = self.x.min() / REACH, self.x.max() * REACH
-        return best, 0.0 if low < least else low, np.inf if high > most else high
+        ends = np.exp(percentile_interval(logs, level=self.levels.curve))
+        ends[ends < self.x.min() / REACH] = 0.0
+        ends[ends > self.x.max() * REACH] = np.inf
+        return best, float(ends[0]), float(ends[1])
 
     def problem(self) -> LawProblem:
         """Return the optimiser's view of the runs, for a profile likelihood."""

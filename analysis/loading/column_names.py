@@ -135,7 +135,9 @@ def _guessed(frame: pd.DataFrame, columns: Mapping[str, str], where: str) -> dic
     """
     free = [c for c in frame.columns if c not in columns.values() and not c.startswith(SETTINGS)]
     wanted = [name for name in ALIASES if name not in columns and name not in frame.columns]
-    found = {name: _column_for(name, frame, free, where) for name in wanted}
+    active = "active_params"
+    knows_active = active in {*columns, *frame.columns} or bool(_candidates(active, free))
+    found = {name: _column_for(name, frame, free, where, plain=knows_active) for name in wanted}
     return {name: theirs for name, theirs in found.items() if theirs is not None}
 
 
@@ -157,17 +159,20 @@ def _other_params(frame: pd.DataFrame, chosen: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _column_for(name: str, frame: pd.DataFrame, free: list[str], where: str) -> str | None:
+def _column_for(
+    name: str, frame: pd.DataFrame, free: list[str], where: str, *, plain: bool
+) -> str | None:
     """Return the column that is meant by a name of this package, None if there is none.
+
+    With `plain` no column of stored parameters is N, since there is one of active ones.
 
     Raises:
         ValueError: If several could be.
     """
     found = _candidates(name, free)
     if name == "params":  # a column of totals is N only where there is no other
-        plain = [c for c in found if not _is_stored(c)]
-        beside_active = "active_params" in frame or _candidates("active_params", free)
-        found = plain if plain or beside_active else found
+        others = [c for c in found if not _is_stored(c)]
+        found = others if others or plain else found
     same = len(found) > 1 and all(frame[c].equals(frame[found[0]]) for c in found)
     if len(found) > 1 and not same and name not in LABELS:
         more = f" or {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""

@@ -65,13 +65,22 @@ def save(figure: Figure, stem: str | Path) -> list[Path]:
     Args:
         figure: Of `analysis.draw`, or any other.
         stem: Without a suffix; with one of the three, that file alone is written.
+
+    Raises:
+        ValueError: If the suffix is that of another format.
     """
     stem = Path(stem)
+    suffix = stem.suffix[1:].lower()
+    if suffix not in KINDS and suffix in figure.canvas.get_supported_filetypes():
+        raise ValueError(
+            f"stem: {stem.name} would be {suffix}, but figures are written as {', '.join(KINDS)};"
+            " give one of these suffixes, or none for all three"
+        )
     stem.parent.mkdir(parents=True, exist_ok=True)
     settle_layout(figure)
     once = drawn_once(figure)
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in KINDS]
-    if stem.suffix[1:].lower() in KINDS:
+    if suffix in KINDS:
         paths = [stem]
     for path in paths:
         path.write_bytes(image(once, path.suffix[1:].lower()))

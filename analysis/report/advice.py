@@ -97,17 +97,18 @@ def _seeds(answer: SweepAnswer) -> list[str]:
     # What the sweep held equal for most comes first.
     found = answer.differences.differences
     held_equal = [d for d in found if d.measure == found[0].measure]
-    of_one = [d.candidate for d in held_equal if d.mean.p is None]
-    if of_one:
-        whose = f" of {some_of(of_one)}" if len(of_one) < len(held_equal) else ""
-        return [
-            f"Train a second and a third seed{whose}: with one seed nothing says whether a"
-            " difference is noise."
-        ]
-    missing = list(dict.fromkeys(seed for d in held_equal for seed in d.missing_seeds))
+    no_noise = "with one seed nothing says whether a difference is noise."
+    if held_equal and all(max(d.mean.n_seeds) == 1 for d in held_equal):
+        return [f"Train a second and a third seed: {no_noise}"]
+    without = dict.fromkeys(s for d in held_equal if d.mean.p is None for s in d.missing_seeds)
+    left_out = dict.fromkeys(s for d in held_equal for s in d.missing_seeds if s not in without)
     sentences = []
-    if missing:
-        sentences.append(f"Train {some_of(missing)}: a size with one seed is left out of the mean.")
+    if without:
+        sentences.append(f"Train {some_of([*without])}: {no_noise}")
+    if left_out:
+        sentences.append(
+            f"Train {some_of([*left_out])}: a size with one seed is left out of the mean."
+        )
     open_ones = [d for d in held_equal if d.verdict == "not told apart"]
     for one in sorted(open_ones, key=lambda d: -abs(d.mean.value))[:MOST_NAMED]:
         n = seeds_needed(one)
@@ -129,14 +130,14 @@ def _seeds(answer: SweepAnswer) -> list[str]:
             )
         else:
             sentences.append(
-                f"{one.candidate}: about {n} seeds of each configuration would tell a difference"
-                f" of {abs(one.mean.value):.2g} at equal {one.measure.label} from noise."
+                f"{one.candidate}: about {n} seeds or more of each configuration would tell a"
+                f" difference of {abs(one.mean.value):.2g} at equal {one.measure.label} from noise."
             )
     return sentences
 
 
 def seeds_needed(one: CostDifference) -> float | None:
-    """Return the seeds per configuration at which the difference would be told apart.
+    """Return the seeds at which the difference would be told apart, if no configuration had fewer.
 
     Counted up to one more than `MOST_SEEDS`; infinite where the error of the interpolation alone
     hides the difference. None where nothing says how much seeds differ.
@@ -152,8 +153,7 @@ def seeds_needed(one: CostDifference) -> float | None:
 
     if not told_apart_with(math.inf):
         return math.inf
-    seeds = math.ceil(one.mean.n / len(one.mean.seed_sds))
-    counts = range(seeds + 1, MOST_SEEDS + 1)
+    counts = range(min(one.mean.n_seeds) + 1, MOST_SEEDS + 1)
     return next((n for n in counts if told_apart_with(n)), MOST_SEEDS + 1)
 
 

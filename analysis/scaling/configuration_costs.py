@@ -21,6 +21,9 @@ MEASURED = frozenset({"seconds"})
 
 TOKENS = "training_tokens"
 
+OF_TRIALS = ("model.", "train.")
+"""Beginnings of the columns of a configuration's settings."""
+
 BASE = CostMeasure(name="base", column=TOKENS, label="preset and tokens", with_tokens=True)
 """Of what is added to a preset, such as a memory table, and has FLOPs of its own."""
 
@@ -47,6 +50,8 @@ class Configuration:
     memory: float
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of model and training, by their names in a sweep file; None is left out."""
+    columns: frozenset[str] = frozenset()
+    """Settings of which the table has a column: others are the same in all configurations."""
     match: Mapping[str, str] = field(default_factory=dict)
     """What `match` held equal, and what it solved for: `{step_time: dense, solve: d_ff}`."""
     seeds: frozenset[int] = frozenset()
@@ -85,6 +90,7 @@ def read_configurations(
     }
     size = next((c for c in COLUMNS["params"] if c in table), "")
     memory = next((c for c in COLUMNS["n_memory"] if c in table), "")
+    columns_of_settings = frozenset(str(c) for c in table if str(c).startswith(OF_TRIALS))
     found = []
     for row in table.drop_duplicates("configuration").to_dict(orient="records"):
         name = str(row["configuration"])
@@ -101,7 +107,8 @@ def read_configurations(
                 taken={c: v[name].to_numpy(dtype=np.float64) for c, v in taken.items()},
                 params=float(row[size]) if pd.notna(row.get(size)) else math.nan,
                 memory=float(row[memory]) if pd.notna(row.get(memory)) else 0.0,
-                settings=_written(row, ("model.", "train.")),
+                settings=_written(row, OF_TRIALS),
+                columns=columns_of_settings,
                 match={k.removeprefix(MATCH): str(v) for k, v in _written(row, MATCH).items()},
                 seeds=frozenset(int(seed) for seed in seeds[name]),
             )

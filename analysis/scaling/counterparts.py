@@ -51,7 +51,7 @@ are shared. Without it a trial whose counterpart is missing would get that of an
 def held_to(one: Configuration, measure: CostMeasure) -> str | None:
     """Return the model or number to which `match` made a cost equal, None if it did not.
 
-    A model is `dense`, or, where the sweep file writes its section, `dense 3m, d_ff 512`.
+    A model is `dense`, or, where the sweep file writes its section, `dense 3m; d_ff 512`.
     """
     if measure in TIMED and one.solved_tokens != (measure == TRAINING_TIME):
         return None
@@ -60,7 +60,7 @@ def held_to(one: Configuration, measure: CostMeasure) -> str | None:
 
 def architecture_of(held: str) -> str:
     """Return the architecture of the model that a cost was held equal to."""
-    return held.partition(",")[0].partition(" ")[0]
+    return held.partition(";")[0].partition(" ")[0]
 
 
 def is_counterpart(one: Configuration, other: Configuration, measure: CostMeasure) -> bool:
@@ -86,23 +86,23 @@ def _names(held: str | None, one: Configuration, other: Configuration) -> bool:
         return False
     if held == other.architecture:
         return _same_size(one, other)
-    named, *fields = held.split(", ")
+    named, *fields = held.split("; ")
     _, _, preset = named.partition(" ")
     # What all configurations share stands in no column.
     written = {f"model.{key}": value for key, _, value in (f.partition(" ") for f in fields)}
     return preset in ("", other.preset) and all(
-        _equal(other.settings[key], value)
+        _equal(other.settings.get(key), value)
         for key, value in written.items()
-        if key in other.settings
+        if key in other.columns
     )
 
 
 def _equal(cell: Any, written: str) -> bool:
-    """Return whether a cell, whose whole numbers may be floats, has a written value."""
+    """Return whether a cell has a written value; its whole numbers may be floats."""
     try:
         return float(cell) == float(written)
     except (TypeError, ValueError):
-        return str(cell) == written
+        return str(list(cell) if isinstance(cell, tuple) else cell) == written
 
 
 def counterpart(

@@ -34,8 +34,10 @@ class EffectiveSize:
     equivalent_params: float | None = None
     """None when no size of the dense curve reaches the value, or there is no curve."""
     low: float | None = None
-    """None for one seed, as of every mean over seeds."""
+    """None for one seed, as of every mean over seeds, for a curve of fewer than two draws, and
+    where the whole interval is too large a size to be known."""
     high: float | None = None
+    """The same; infinite where the upper end alone is too large."""
     over_baseline_params: float | None = None
     """equivalent_params / total_params of the dense configuration at equal FLOPs."""
     extrapolated: bool = False
@@ -150,12 +152,12 @@ def effective_size(
             sentence=f"the {partner.series} curve is a misfit: {fit.verdict.sentence}"
         )
     mean = mean_over_seeds(values, level=fit.level)
-    low: float | None = None
-    high: float | None = None
-    if mean.high is None:
-        size, _, _ = fit.x_reaching(mean.value)
-    else:
-        size, low, high = fit.x_reaching(mean.value, y_half_width=mean.high - mean.value)
+    low: float | None
+    high: float | None
+    half = 0.0 if mean.high is None else mean.high - mean.value
+    size, low, high = fit.x_reaching(mean.value, y_half_width=half)
+    if mean.high is None or not np.isfinite(low):
+        low = high = None
     if not np.isfinite(size) or size == 0:
         return EffectiveSize(
             sentence=f"no size on the {partner.series} curve reaches {mean.value:.4g}",

@@ -78,11 +78,11 @@ class CostDifference:
     p_holm: float | None = None
     """p-value of `mean`, corrected for all of a sweep's comparisons; None without one."""
     by_match: bool = False
-    """Whether `match` in the sweep file made any of the sizes equal to the reference."""
+    """Whether `match` in the sweep file made any of the sizes compared equal to the reference."""
     n_left_out: int = 0
     """Sizes with a match that were not compared: a side has one seed, while others have several."""
     missing_seeds: Sequence[str] = ()
-    """What they lack: `seed 1 of primer d12`."""
+    """What sizes with a match lack, left out or not: `seed 1 of primer d12`."""
     level: float = 0.95
 
     @property
@@ -144,6 +144,7 @@ def equal_cost(
             candidates.setdefault(one.series, []).append(one)
     if not candidates:
         return EqualCost(outcome=outcome, differences=(), unmatched=())
+    planned = frozenset[int]().union(*(c.seeds for c in every))
     found: dict[str, list[CostDifference]] = {}
     unmatched = []
     of_reference = [c for c in every if c.architecture == reference]
@@ -164,7 +165,10 @@ def equal_cost(
         if measure.name in MEASURED:
             compared, refused = that_follow_size(measure, reference, theirs, candidates)
             unmatched += refused
-        pairs = {n: _compare(candidates[n], pool, measure, outcome, level) for n in compared}
+        pairs = {
+            name: _compare(candidates[name], pool, measure, outcome, level=level, planned=planned)
+            for name in compared
+        }
         found[measure.name] = [d for d in pairs.values() if isinstance(d, CostDifference)]
         for reason in NoMatch:
             without = [name for name, pair in pairs.items() if pair is reason]
@@ -258,9 +262,14 @@ def _compare(
     theirs: Sequence[Configuration],
     measure: CostMeasure,
     outcome: str,
+    *,
     level: float,
+    planned: frozenset[int],
 ) -> CostDifference | NoMatch:
-    """Return the difference of one series in one measure, or why most of its sizes have none."""
+    """Return the difference of one series in one measure, or why most of its sizes have none.
+
+    `planned` are the seeds of the sweep.
+    """
     by_name = {c.name: c for c in (*mine, *theirs)}
     matches: dict[str, CostMatch] = {}
     reasons: Counter[NoMatch] = Counter()
@@ -277,9 +286,7 @@ def _compare(
         for name, match in matches.items()
     }
     compared = [name for name in matches if not one_seed[name]] or list(matches)
-    left_out = [name for name in matches if name not in compared]
-    lacking = dict.fromkeys(n for name in left_out for n in one_seed[name])
-    planned = frozenset[int]().union(*(c.seeds for c in by_name.values()))
+    lacking = dict.fromkeys(n for names in one_seed.values() for n in names)
 
     def difference(over: Sequence[str]) -> MeanEstimate:
         share = 1 / len(over)
@@ -308,8 +315,8 @@ def _compare(
         mean=difference(compared),
         largest=difference([largest]),
         largest_amount=matches[largest].amount,
-        by_match=any(m.by_match for m in matches.values()),
-        n_left_out=len(left_out),
+        by_match=any(matches[name].by_match for name in compared),
+        n_left_out=len(matches) - len(compared),
         missing_seeds=tuple(_missing_seeds(by_name[name], planned) for name in lacking),
         level=level,
     )

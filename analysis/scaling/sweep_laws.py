@@ -67,12 +67,19 @@ def _law_for(table: pd.DataFrame) -> tuple[Law, Mapping[str, str] | None]:
 
 
 def _are_solved(table: pd.DataFrame, tokens: str) -> bool:
-    """Return whether tokens vary only where `match` solved for them.
+    """Return whether tokens vary only where `match` solved for them, by what other runs cost.
 
     They then differ by what a step costs, which tells nothing of how the loss falls with tokens.
+    Solved for a number of FLOPs they are those of an isoFLOP design, which does tell.
     """
-    solved = f"{MATCH}solve"
-    return solved in table and bool(table.loc[table[solved] != "tokens", tokens].nunique() < 2)
+    solve = f"{MATCH}solve"
+    if solve not in table:
+        return False
+    solved = table[solve] == "tokens"
+    held = [c for c in table if str(c).startswith(MATCH) and c != solve]
+    numbers = table.loc[solved, held].apply(pd.to_numeric, errors="coerce").notna()
+    by_runs = bool(solved.any()) and not solved.all() and not numbers.to_numpy().any()
+    return by_runs and bool(table.loc[~solved, tokens].nunique() < 2)
 
 
 def _is_ladder(table: pd.DataFrame, size: str, tokens: str) -> bool:

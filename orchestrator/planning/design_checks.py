@@ -188,7 +188,7 @@ def _absent_counterparts(specs: Sequence[TrialSpec], counterparts: Mapping[str, 
             matched[counterpart][spec.architecture] = None
     return [
         f"match makes {_named(list(names))} equal to {counterpart}, of which the sweep has no "
-        f"trial to compare with; add trials of {counterpart}"
+        f"trial to compare with; add trials of {counterpart}, or compare with another sweep's"
         for counterpart, names in matched.items()
     ]
 

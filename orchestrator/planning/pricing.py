@@ -170,10 +170,9 @@ def make_plan(
         [t.spec for t in planned] + left_over if to_train else [],
         tokens_matched=tokens_matched,
         counterparts={
-            # `dense`, or `dense 3m, d_ff 512` where the model is written.
-            trial_id: one.counterpart.replace(",", " ").split()[0]
+            trial_id: one.architecture
             for trial_id, one in sweep.matches.items()
-            if one.counterpart is not None
+            if one.architecture is not None
         },
     )
     return Plan(

@@ -54,7 +54,7 @@ class Match:
     target_number: float | None
     solve: str
     """tokens, a field of the model's Config, or FREE_DIMENSION."""
-    model: Settings | None = None
+    model: Settings | None = field(default=None, hash=False)
     """The counterpart's model section, where that is written; None is the trial's own, with that
     architecture."""
     solve_where: YamlNode | None = None
@@ -62,12 +62,12 @@ class Match:
 
     @property
     def counterpart(self) -> str | None:
-        """The counterpart for people and records: `dense`, `dense 3m, d_ff 512`, or None."""
+        """The counterpart for people and records: `dense`, `dense 3m; d_ff 512`, or None."""
         if self.model is None:
             return self.architecture
         values = {key.removeprefix("model."): value.plain for key, value in self.model.items()}
         words = [str(values.pop(key)) for key in ("architecture", "preset") if key in values]
-        return ", ".join([" ".join(words), *(f"{key} {values[key]}" for key in sorted(values))])
+        return "; ".join([" ".join(words), *(f"{key} {values[key]}" for key in sorted(values))])
 
 
 @dataclass(frozen=True, kw_only=True)

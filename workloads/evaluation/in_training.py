@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workloads.evaluation.measure import Asked, import_harness, measure, prepare
-from workloads.evaluation.text_model import TextModel
+from workloads.evaluation.text_model import NotANumberError, TextModel
 from workloads.evaluation.time_limit import TimeLimit
 from workloads.training import device
 from workloads.training.benchmark_hook import ModelInTraining
@@ -54,8 +54,8 @@ class BenchmarksInTraining:
         limit = TimeLimit(seconds=self._seconds(trained), world=trained.world)
         unfinished: list[str] = []
         try:
-            for one in self.asked:
-                with device.varying_shapes(trained.here):
+            with device.varying_shapes(trained.here):
+                for one in self.asked:
                     record = measure(
                         one,
                         model,
@@ -63,10 +63,14 @@ class BenchmarksInTraining:
                         step=trained.step,
                         limit=limit,
                     )
-                metrics |= record["metrics"]
-                unfinished += record.get("unfinished", [])
-                if trained.world.is_main:
-                    self.keep(one.name, record)
+                    metrics |= record["metrics"]
+                    unfinished += record.get("unfinished", [])
+                    if trained.world.is_main:
+                        self.keep(one.name, record)
+        except NotANumberError as error:
+            # Whether training has diverged is for the next step's loss to say.
+            LOG.warning("benchmarks after step %d are left out: %s", trained.step, error)
+            return metrics
         finally:
             trained.model.train(was_training)
         if unfinished:

@@ -27,6 +27,10 @@ from workloads.training.trained_model import TrainedModel
 _PADDING = 0
 
 
+class NotANumberError(ValueError):
+    """A model's logits are no numbers, so what it answers says nothing."""
+
+
 @dataclass(frozen=True)
 class _Piece:
     """Tokens to read in one pass, and the targets of the last positions."""
@@ -164,7 +168,7 @@ class TextModel:
         """Return what each continuation scores after its context, both as ids.
 
         Raises:
-            ValueError: If the model gives NaN: the largest of them would be an answer like others.
+            NotANumberError: If the model gives NaN, the largest of which would be an answer.
         """
         # Per request: NLL, and how many pieces are not the greedy continuation.
         sums = torch.zeros(2, len(pairs), dtype=torch.float64)
@@ -193,7 +197,7 @@ class TextModel:
             sums = sums.to(self.here)
             self.world.all_reduce_sum([sums])
         if n_nan := int(sums[0].isnan().sum()):
-            raise ValueError(
+            raise NotANumberError(
                 f"the model gives NaN for {n_nan} of {len(pairs)} continuations: its training "
                 "diverged or its weights are damaged; evaluate a trial whose loss is a number"
             )
@@ -309,7 +313,7 @@ def text_model(
             "its data have words of their own and no tokenizer for text, so suites and questions "
             "cannot be asked; evaluate a trial that was trained on text"
         )
-    with device.for_inference(device_name, precision) as (here, bf16):
+    with device.for_inference(device_name, precision) as (here, bf16), device.varying_shapes(here):
         yield TextModel(
             model=trained.build(here),
             tokenizer=trained.tokenizer,

@@ -47,7 +47,8 @@ def missing(section: YamlNode, folder: Path) -> list[Diagnostic]:
             continue
         try:
             registry.task_rows().require(
-                suite_beside(item.content, folder), None if data is None else Path(data)
+                suite_beside(item.content, folder),
+                None if data is None else Path(data).expanduser(),
             )
         except ValueError as error:
             lines = str(error).splitlines()

@@ -198,16 +198,18 @@ def _matched(
 ) -> Solved:
     """Return model and train equal to what `match` names."""
     model, train, frame, _ = basis
+    other = None
     itself = match.model is None and match.architecture == draft.architecture
+    if match.model is not None:
+        other = _counterpart(draft, match, sections, basis)
+        itself = other == model
     known_elsewhere = itself and sections.used_by("model", match.solve)
     if match.solve != "tokens" and not known_elsewhere:
         matching.check_field(match, model, draft)
-    other = None
     compared_tokens: int | None = None
     if match.architecture is not None:
-        if not itself:
+        if other is None and not itself:
             other = _counterpart(draft, match, sections, basis)
-            itself = match.model is not None and other == model
         compared_tokens = _counterpart_tokens(draft, match, train)
         if isinstance(draft.size, Rung) and other is not None:
             # In a ladder the counterpart trains for its own tokens per parameter.
@@ -276,6 +278,7 @@ def _counted(
         trial=matching.trial_name(draft),
         quantity=match.quantity,
         counterpart=match.counterpart,
+        architecture=match.architecture,
         field=field,
         written=written,
         chosen=chosen,
@@ -315,6 +318,7 @@ def _timed(
         trial=query.trial,
         quantity=match.quantity,
         counterpart=match.counterpart,
+        architecture=match.architecture,
         field=field,
         written=written,
         chosen=answer.value or 0,

@@ -30,6 +30,8 @@ class Matched:
     """A key of `QUANTITIES`."""
     counterpart: str | None
     """What it was compared with (`Match.counterpart`), or None for a number."""
+    architecture: str | None = None
+    """Of the counterpart."""
     field: str
     """tokens, or a field of the model's Config."""
     written: int | None

@@ -110,6 +110,8 @@ def type_fix(cls: Any, name: str, value: YamlNode) -> str:
 
 def one_value(value: YamlNode) -> str:
     """Return how several values are tried, for a list where one value belongs."""
+    if ".match." in value.path:
+        return "write one value here; to try several, write one entry of trials for each"
     key = ".".join(re.sub(r"\[\d+\]", "", value.path).split(".")[-2:])
     return f"write one value here; to try several, write grid: {{{key}: […]}} in an entry of trials"
 

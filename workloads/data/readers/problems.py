@@ -42,7 +42,9 @@ class Problems:
     def __init__(self) -> None:
         """Start without any."""
         self._shown: dict[tuple[str, str, str], list[int | None]] = {}
-        """File, mistake and fix -> the lines that have it."""
+        """File, mistake and fix -> the first lines that have it."""
+        self._lines = Counter[tuple[str, str, str]]()
+        """How many have it."""
         self._counts = Counter[str]()
 
     @property
@@ -55,7 +57,9 @@ class Problems:
         self._counts[str(file)] += 1
         key = (str(file), message, fix)
         if key in self._shown or len(self._shown) < SHOWN:
-            self._shown.setdefault(key, []).append(line)
+            self._lines[key] += 1
+            if self._lines[key] <= LINES:
+                self._shown.setdefault(key, []).append(line)
 
     def add_damage(self, file: object, line: int, message: str) -> None:
         """Note that a file cannot be read on, in place of its other mistakes, which follow from it.
@@ -63,21 +67,22 @@ class Problems:
         A damaged stream gives lines of nonsense before its check sum is reached.
         """
         del self._counts[str(file)]
-        self._shown = {key: of for key, of in self._shown.items() if key[0] != str(file)}
+        for key in [key for key in self._shown if key[0] == str(file)]:
+            del self._shown[key], self._lines[key]
         self.add(file, line, message, "copy the file again")
 
     def raise_if_any(self) -> None:
         """Raise DataError if anything was added."""
         if self.total:
-            repeated = sum(len(lines) - 1 for lines in self._shown.values())
-            written = [_problem(*key, lines) for key, lines in self._shown.items()]
+            repeated = sum(self._lines[key] - 1 for key in self._shown)
+            written = [_problem(*key, of, self._lines[key]) for key, of in self._shown.items()]
             raise DataError(written, self.total, repeated=repeated)
 
 
-def _problem(file: str, message: str, fix: str, lines: Sequence[int | None]) -> str:
+def _problem(file: str, message: str, fix: str, lines: Sequence[int | None], n_lines: int) -> str:
     place = file if lines[0] is None else f"{file}:{lines[0]}"
-    also = ", ".join(map(str, lines[1:LINES])) + ", …" * (len(lines) > LINES)
-    again = f" (in {len(lines):,} lines, also {also})" if len(lines) > 1 else ""
+    also = ", ".join(map(str, lines[1:])) + ", …" * (n_lines > LINES)
+    again = f" (in {n_lines:,} lines, also {also})" if n_lines > 1 else ""
     return f"{place}: {message}{again}; {fix}"
 
 

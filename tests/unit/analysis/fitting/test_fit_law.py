@@ -420,6 +420,7 @@ def test_a_size_far_beyond_the_runs_is_no_end_of_an_interval():
     ends = np.asarray([fit.x_reaching(y)[1:] for y in values])
 
     best = np.asarray([fit.x_reaching(y)[0] for y in values])
+    assert fit.x_reaching(0.0)[1:] == (np.inf, np.inf), "below the floor of every curve"
     assert (ends[:, 0] <= np.nextafter(best, np.inf) * 1.5).all()
     assert np.isfinite(ends[:, 0]).all()
     known = ends[np.isfinite(ends) & (ends > 0)]

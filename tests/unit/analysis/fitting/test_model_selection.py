@@ -129,18 +129,20 @@ def test_laws_are_ranked_on_the_same_held_out_runs():
 
 
 def test_a_law_of_many_parameters_is_held_to_no_fewer_runs_than_others():
-    # Alone, chinchilla is held to three runs, and farseer to one.
-    runs = {name: values[:11] for name, values in of_chinchilla(4, 3).items()}
+    # Alone, chinchilla is held to three runs, and farseer to two.
+    runs = of_chinchilla(4, 3)
 
     _, fits = compare_laws(["farseer", "chinchilla"], runs, n_draws=0)
     choice = choose_law(runs, ["farseer", "chinchilla"], n_draws=0)
 
-    assert [fit.hold_out.rows.tolist() for fit in fits.values()] == [[10], [10]]
-    assert "predicts the largest run best" in choice.sentence
+    assert [fit.hold_out.rows.tolist() for fit in fits.values()] == [[10, 11], [10, 11]]
+    assert "predicts the 2 largest runs best" in choice.sentence
 
 
-def test_a_law_that_the_other_runs_do_not_determine_has_no_rank():
-    runs = {name: values[:10] for name, values in of_chinchilla(4, 3).items()}
+@pytest.mark.parametrize(("n", "n_held"), [(10, 2), (11, 3)])
+def test_a_law_that_the_other_runs_do_not_determine_has_no_rank(n, n_held):
+    """Of 11 runs farseer can predict one, on which errors have no spread."""
+    runs = {name: values[:n] for name, values in of_chinchilla(4, 3).items()}
 
     table, fits = compare_laws(["farseer", "chinchilla"], runs, n_draws=0)
     choice = choose_law(runs, ["farseer", "chinchilla"], n_draws=0)
@@ -150,10 +152,21 @@ def test_a_law_that_the_other_runs_do_not_determine_has_no_rank():
     assert (
         "not possible: the smaller runs alone are underdetermined" in fits["farseer"].hold_out_note
     )
-    assert len(fits["chinchilla"].hold_out.rows) == 2  # farseer does not lower their number
+    assert len(fits["chinchilla"].hold_out.rows) == n_held  # farseer does not lower their number
     assert choice.sentence.endswith(
         "without a rank, for they cannot predict these runs: farseer, farseer, least squares"
     )
+
+
+def test_where_no_law_predicts_two_runs_they_are_ranked_on_one():
+    runs = make_runs(CHINCHILLA, 7, noise=0.001)
+
+    alone = choose_law(runs, ["chinchilla"], n_draws=0)
+    table, fits = compare_laws(["chinchilla", CHINCHILLA_TIED], runs, n_draws=0)
+
+    assert len(alone.fit.hold_out.rows) == 1
+    assert len(fits["chinchilla_tied"].hold_out.rows) == 2
+    assert table["hold_out_error"].isna().tolist() == [False, True]
 
 
 def test_runs_to_hold_out_may_be_given():

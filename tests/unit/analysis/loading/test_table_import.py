@@ -403,3 +403,14 @@ def test_a_diverged_run_is_noticed_where_sizes_are_active_ones():
     loaded = analysis.load(table)
 
     assert any(f"row {largest}" in note for note in loaded.notes)
+
+
+@pytest.mark.parametrize("columns", [None, {"active_params": "n_active"}])
+def test_naming_the_column_that_was_guessed_changes_nothing(columns):
+    table = {"total_params": [1e9, 2e9], "n_active": [1e8, 2e8], "tokens": [1e9, 2e9]}
+
+    loaded = analysis.load({**table, "loss": [3.0, 2.8]}, columns=columns).table
+
+    assert "params" not in loaded
+    assert loaded["active_params"].tolist() == [1e8, 2e8]
+    assert loaded["total_params"].tolist() == [1e9, 2e9]

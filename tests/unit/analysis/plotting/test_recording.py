@@ -107,6 +107,14 @@ def test_any_other_suffix_is_part_of_the_name(tmp_path):
     assert names == ["v1.5.svg", "v1.5.png", "v1.5.pdf"]
 
 
+@pytest.mark.parametrize("kind", ["jpg", "EPS", "tiff"])
+def test_the_suffix_of_another_format_is_refused(tmp_path, kind):
+    with pytest.raises(ValueError, match=rf"stem: d\.{kind} would be .* written as svg, png, pdf"):
+        canvas.save(picture(), tmp_path / f"d.{kind}")
+
+    assert not list(tmp_path.iterdir())
+
+
 def test_text_is_text_in_vector_files():
     once = canvas.drawn_once(picture())
 

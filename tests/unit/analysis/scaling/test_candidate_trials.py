@@ -318,6 +318,7 @@ def test_tokens_that_match_solved_for_are_no_axis_of_a_law(two_architectures):
     table["tokens"] = table["tokens"].where(~solved, 9e8 + 1e5 * table["params"].rank())
     table["training_flops"] = 6 * table["params"] * table["tokens"]
     table["match.solve"] = solved.map({True: "tokens", False: None})
+    table["match.training_flops"] = solved.map({True: "dense", False: None})
 
     families = fit_sweep_laws(table, n_draws=0, hold_out=False)
 
@@ -325,6 +326,16 @@ def test_tokens_that_match_solved_for_are_no_axis_of_a_law(two_architectures):
     assert families.named("dense").fit.law.name == "power"
     with_lengths = pd.concat([table, table.assign(tokens=2 * table["tokens"])])
     assert _law_for(with_lengths)[0].name == "chinchilla"
+    isoflop = pd.concat(
+        table.assign(
+            **{"match.solve": "tokens", "match.training_flops": f"{budget:g}"},
+            tokens=budget / 6 / table["params"],
+        )
+        for budget in (1e15, 4e15)
+    )
+    assert _law_for(isoflop)[0].name == "chinchilla"
+    with_one = pd.concat([isoflop, table[~solved].head(1)])
+    assert _law_for(with_one)[0].name == "chinchilla"
 
 
 def test_a_target_that_cannot_be_read_is_one_sentence(trained, monkeypatch):

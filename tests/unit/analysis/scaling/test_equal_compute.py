@@ -126,6 +126,18 @@ def test_a_value_below_the_dense_floor_has_no_equivalent_size():
 
     assert pair.effective_size.equivalent_params is None
     assert "no size on the dense curve reaches" in pair.effective_size.sentence
+    assert (pair.effective_size.low, pair.effective_size.high) == (None, None)
+
+
+def test_without_draws_a_size_has_no_interval():
+    x = np.geomspace(1e5, 3e6, 6)
+    fit = fit_law(PowerLaw(), {"x": x, "loss": curve(x)}, n_draws=0)
+    partner = SimpleNamespace(series="dense", total_params=5e5)
+
+    found = effective_size(partner, curve(5e5) + np.asarray([-0.01, 0.0, 0.01]), fit)
+
+    assert found.equivalent_params == pytest.approx(5e5, rel=0.01)
+    assert (found.low, found.high) == (None, None)
 
 
 def test_without_a_dense_curve_the_difference_stays_and_the_multiplier_says_why():

@@ -82,6 +82,43 @@ def test_other_data_and_one_seed_are_no_comparison():
     assert (one_seed.p_holm, one_seed.verdict) == (None, "no interval")
 
 
+@pytest.mark.parametrize("n_left_out", [0, 1])
+def test_match_of_a_size_that_is_left_out_does_not_count(n_left_out):
+    """The larger size was made equal to dense; the smaller is so by itself."""
+    table = matched({"training_flops": None, "solve": "d_ff"}, equal="training_flops")
+    table = table[table["model.d_ff"] == 8]
+    larger = table["preset"] == "d16"
+    table["match.training_flops"] = table["match.training_flops"].where(larger)
+    some = table[~(larger & (table["seed"] > 0))] if n_left_out else table
+
+    found = equal_cost(some, reference="dense").differences[0]
+
+    assert (found.measure.name, found.n_left_out) == ("flops", n_left_out)
+    assert found.by_match == (not n_left_out)
+
+
+def test_seeds_that_every_size_lacks_are_named_too():
+    table = two(shift=0.02, sizes=2).assign(preset="d12")
+    one = (table["architecture"] == "dense") & (table["seed"] > 0)
+
+    (found,) = equal_cost(table[~one], reference="dense").differences
+
+    assert (found.n_sizes, found.n_left_out, found.verdict) == (2, 0, "no interval")
+    assert found.missing_seeds == ("seeds 1 and 2 of dense d12",) * 2
+
+
+def test_a_seed_that_both_sides_lack_is_one_that_others_of_the_sweep_have():
+    table = two(shift=0.02, sizes=1).assign(preset="d12")
+    third = table[table["architecture"] == "memory"].assign(architecture="third")
+    third["configuration"] = "third " + third["configuration"]
+
+    found = equal_cost(pd.concat([table[table["seed"] == 0], third]), reference="dense")
+
+    missing = {d.candidate: d.missing_seeds for d in found.differences}
+    of_dense, of_memory = "seeds 1 and 2 of dense d12", "seeds 1 and 2 of memory d12"
+    assert missing == {"memory": (of_memory, of_dense), "third": (of_dense,)}
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=6).filter(
         lambda counts: any(min(pair) > 1 for pair in counts)
@@ -343,7 +380,7 @@ def test_a_counterpart_that_the_sweep_file_writes_is_that_one():
     """Of any preset, and told from others of its architecture by the fields that are written."""
     table = matched({"step_time": None, "solve": "tokens"})
     of_memory = table["architecture"] == "memory"
-    table["match.step_time"] = table["match.step_time"].where(~of_memory, "dense d8, d_ff 8")
+    table["match.step_time"] = table["match.step_time"].where(~of_memory, "dense d8; d_ff 8")
     table.loc[table["model.d_ff"] == 99, ["match.training_flops", "match.solve"]] = None
 
     first = equal_cost(table, reference="dense").differences[0]
@@ -351,6 +388,23 @@ def test_a_counterpart_that_the_sweep_file_writes_is_that_one():
     assert (first.measure.name, first.n_sizes, first.n_unmatched) == ("training_time", 2, 0)
     # Both memories are beside the small dense: the larger one lies 0.3 lower.
     assert first.mean.value == pytest.approx(-0.2, abs=3e-3)
+
+
+@pytest.mark.parametrize("written", ["8", "[1, 3]"])
+def test_a_field_that_is_not_set_is_not_the_written_one(written):
+    table = matched({"step_time": None, "solve": "tokens"}, sizes=("d8",))
+    of_memory = table["architecture"] == "memory"
+    table["match.step_time"] = table["match.step_time"].where(
+        ~of_memory, f"dense d8; layers {written}"
+    )
+    other = table["model.d_ff"] == 99
+    table.loc[other, ["match.training_flops", "match.solve"]] = None
+    table["model.layers"] = np.where(of_memory | other, None, written)
+
+    first = equal_cost(table, reference="dense").differences[0]
+
+    assert (first.measure.name, first.n_sizes) == ("training_time", 1)
+    assert first.mean.value == pytest.approx(-0.05, abs=3e-3)
 
 
 def of_three_lengths():

@@ -232,5 +232,5 @@ def test_a_counterpart_that_nobody_trains_is_said() -> None:
 
     assert note == (
         "match makes memory equal to pythia, of which the sweep has no trial to compare with; "
-        "add trials of pythia"
+        "add trials of pythia, or compare with another sweep's"
     )

@@ -376,8 +376,11 @@ def _touched(config: Any, n_tokens: int, draw: int = 0) -> dict[str, Tensor]:
 def _touched_by_a_draw(config: Any, n_tokens: int, n_draws: int = 8) -> int:
     """How many get a gradient in one of several draws of the weights: a ReLU is off in half of them.
 
-    Rows of memory tables count in the first draw alone: another one reads other rows.
+    Rows of memory tables count in the first draw alone, and all of a model with a router: another
+    draw reads other rows and routes to other experts.
     """
+    if getattr(config, "routing", None) is not None:
+        return _total(_touched(config, n_tokens))
     touched = _touched(config, n_tokens)
     groups = param_groups(_model(config))
     for draw in range(1, n_draws):

@@ -11,7 +11,7 @@ import pytest
 from workloads.architectures import dense
 from workloads.evaluation import in_training
 from workloads.evaluation.measure import measure, prepare
-from workloads.evaluation.text_model import text_model
+from workloads.evaluation.text_model import NotANumberError, text_model
 from workloads.training.rank_job import RankJob
 from workloads.training.train import run
 from workloads.training.trained_model import load_trial
@@ -113,6 +113,21 @@ def test_suites_are_asked_with_attention_for_many_shapes(job, tmp_path, monkeypa
     trained(job, tmp_path / "with", hook)
 
     assert within == ["cpu", "left"]
+
+
+def test_a_model_of_nan_is_asked_nothing_and_trains_on(job, tmp_path, monkeypatch, caplog):
+    def no_number(*arguments, **more):
+        raise NotANumberError("the model gives NaN for 8 of 8 continuations")
+
+    monkeypatch.setattr(in_training, "measure", no_number)
+    own = [str(tmp_path / "own.yaml")]
+    hook = in_training.load(own, tmp_path, rows=4, steps=frozenset({2}), keep=Mock())
+
+    found = trained(job, tmp_path / "with", hook)
+
+    assert set(found["train/loss"]) == {1, 2, 3, 4}
+    assert not any(name.startswith("eval/") for name in found)
+    assert "benchmarks after step 2 are left out: the model gives NaN for 8 of 8" in caplog.text
 
 
 def test_the_harness_is_imported_before_the_clock_of_the_limit_runs(tmp_path, job, monkeypatch):

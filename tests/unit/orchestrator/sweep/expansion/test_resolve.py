@@ -106,10 +106,34 @@ def test_match_with_a_written_model(
 
     assert training_flops(trial) == pytest.approx(training_flops(counterpart), rel=0.01)
     assert trial.model["d_ff"] == 16, "the trial keeps its own sizes"
-    named = "plain small" + field.replace(":", "")
+    named = "plain small" + field.replace(":", "").replace(",", ";")
     assert trial.match == {"training_flops": named, "solve": "tokens"}
     (told,) = sweep.matches.values()
     assert str(told).endswith(f"× {named}")
+
+
+@pytest.mark.parametrize(("solve", "d_ff"), [("", 32), (", solve: n_keys", 16)])
+def test_match_with_a_written_model_solves_for_a_field(
+    load: Load, training_flops: Flops, solve: str, d_ff: int
+) -> None:
+    """Also in a grid in which the written model itself stands, which has no such field."""
+    matched = f"match: {{training_flops: {{architecture: plain, preset: small}}{solve}}}"
+    own = f", model.d_ff: {d_ff}" if solve else ""
+    sweep = load(
+        f"""
+        trials:
+          - set: {{model.preset: small}}
+            {matched}
+          - set: {{model.preset: small, model.architecture: table{own}}}
+            {matched}
+        """
+    )
+    plain, table = sweep.trials
+
+    assert (plain.model["d_ff"], plain.match) == (32, None)
+    assert training_flops(table) == pytest.approx(training_flops(plain), rel=0.01)
+    changed = "n_keys" if solve else "d_ff"
+    assert table.match == {"training_flops": "plain small", "solve": changed}
 
 
 def test_match_with_a_written_model_leaves_that_model_as_it_is(load: Load) -> None:
@@ -125,6 +149,7 @@ def test_match_with_a_written_model_leaves_that_model_as_it_is(load: Load) -> No
         ("{preset: small}", "a model to compare with needs an architecture"),
         ("{architecture: plane, preset: small}", "no architecture is called plane"),
         ("{architecture: plain, preset: smal}", "plain has no preset smal"),
+        ("{architecture: plain, preset: [tiny, small]}", "write one entry of trials for each"),
         ("{architecture: plain, preset: small, n_kyes: 3}", "unknown key 'n_kyes'"),
         ("{architecture: plain, preset: small, d_ff: -1}", "d_ff must be at least 1"),
         ("{architecture: mixer, preset: small, window: 8}", "window (8) of mixer, got 16"),
