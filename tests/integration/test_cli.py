@@ -149,7 +149,7 @@ def test_the_whole_path(place, call):
     assert "Fitted curves" in call("fit", "tiny")
 
     assert "there are: tiny" in place.run("status", "other", code=2)
-    assert "not found" in call("logs", "nothing", code=2)
+    assert "no trial is called so, and no sweep" in call("logs", "nothing", code=2)
     assert "trials begin so" in call("logs", "", code=2)
     assert "bundled" in call("plan", "absent.yaml", code=2)
 
