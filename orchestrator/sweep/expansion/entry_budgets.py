@@ -108,6 +108,9 @@ def match(value: YamlNode, architectures: Sequence[str], wrong: Wrong) -> Match 
         elif isinstance(target.content, str) and not messages.looks_like_number(target):
             also = f"a number such as {QUANTITIES[quantity].example} will do too"
             architecture = _architecture(target, architectures, also)
+        elif isinstance(target.content, list):
+            message = "must be one architecture, one model or one number, got a list"
+            raise InvalidError(target.diagnostic(message, messages.one_value(target)))
         else:
             number = validation.check_positive(target)
     if architecture is None and number is None:

@@ -150,6 +150,7 @@ def test_match_with_a_written_model_leaves_that_model_as_it_is(load: Load) -> No
         ("{architecture: plane, preset: small}", "no architecture is called plane"),
         ("{architecture: plain, preset: smal}", "plain has no preset smal"),
         ("{architecture: plain, preset: [tiny, small]}", "write one entry of trials for each"),
+        ("[plain, table]", "must be one architecture, one model or one number, got a list"),
         ("{architecture: plain, preset: small, n_kyes: 3}", "unknown key 'n_kyes'"),
         ("{architecture: plain, preset: small, d_ff: -1}", "d_ff must be at least 1"),
         ("{architecture: mixer, preset: small, window: 8}", "window (8) of mixer, got 16"),
