@@ -89,6 +89,11 @@ def test_a_captured_run_goes_on_where_it_was(tmp_path, name):
     found = run(job(tmp_path / "b", name), second)
 
     assert min(second.rows) > 20
+    if name == "dense":
+        for step, row in second.rows.items():
+            before = undisturbed.rows[step]
+            assert row["train/loss"] == before["train/loss"], step
+            assert row.get("valid/loss") == before.get("valid/loss"), step
     for metric in ("train/loss", "recall/train_wording/answer_nll"):
         assert found[metric] == pytest.approx(expected[metric], rel=2e-2)
 

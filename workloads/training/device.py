@@ -71,11 +71,10 @@ def numerics(device: torch.device, *, n_threads: int, bf16: bool) -> Iterator[No
     kernels are used, which costs nothing there; filling fresh memory, which would, is left out.
 
     On a GPU matrix products repeat bit for bit (`_fix_cublas_workspace`), and so do our kernels.
-    In the last bits three things may not: torch's sums with atomics, in scatters of some
-    architectures and attention's backward pass, since the deterministic forms of scatters are
-    several times slower; blocks that are compiled a second time; and the first pass of a process
-    (measured: docs/benchmarks.md, "Steps of tables with an optimizer of their own" and "Whether
-    steps repeat to the bit").
+    So do compiled blocks (`INDUCTOR_OPTIONS`). In the last bits torch's sums with atomics may not:
+    in scatters of some architectures, whose deterministic forms are several times slower, and in
+    attention's backward pass over more than two blocks of keys (measured: docs/benchmarks.md,
+    "Whether steps repeat to the bit").
     """
     deterministic: Any = torch.utils.deterministic
     before = (

@@ -2,7 +2,7 @@
 
 A resumed run equals the undisturbed one: batches are a pure function of (seed, step), random draws
 are seeded by (seed, step, rank), and a checkpoint holds everything else that one step hands to the
-next (`checkpointing.TrainState`). On a CPU it does bit for bit; on a GPU last bits may differ
+next (`checkpointing.TrainState`). It does bit for bit, on a GPU except for sums with atomics
 (`device.numerics`).
 """
 

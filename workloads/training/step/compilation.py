@@ -29,6 +29,11 @@ _GRAPHS_PER_KIND = 16
 INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 """Environment variable: where Inductor keeps what it compiled."""
 
+INDUCTOR_OPTIONS: dict[str, Any] = {"deterministic": True}
+"""Options of every graph. By default Inductor times a reduction with several block sizes and keeps
+the fastest, so each process that compiles may add in another order. In this mode it chooses by
+rule. Pointwise kernels, whose blocks change no bit, are still timed."""
+
 _compiled: dict[object, Callable[..., Tensor]] = {}
 """Compiled functions by what they were made of and by kind, for all models of this process."""
 
@@ -104,7 +109,7 @@ def _compile(function: Callable[..., Tensor], kind: tuple[object, ...]) -> Calla
             function.__defaults__,
             function.__closure__,
         )
-        _compiled[key] = torch.compile(copy, dynamic=False)
+        _compiled[key] = torch.compile(copy, dynamic=False, options=INDUCTOR_OPTIONS)
     return _compiled[key]
 
 
