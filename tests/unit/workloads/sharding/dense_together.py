@@ -33,7 +33,6 @@ from workloads.training.step.activation_checkpointing import checkpoint_blocks
 from workloads.training.step.compilation import compile_training, compiled_loss
 from workloads.training.step.train_step import accumulate_gradients
 
-COMPILE = torch.compile
 COMPILED = {2: ("blocks_checkpointed",), 3: ("blocks", "blocks_gathered")}
 """How a model without tables is trained besides, by the number of ranks: compiled."""
 # How many ranks -> where tables lie (columns, rows, or whole on each rank) -> how they are trained.
@@ -120,7 +119,7 @@ def compared(
     loss = None
     if how.startswith("blocks"):
         torch._dynamo.reset()
-        torch.compile = partial(COMPILE, backend="aot_eager")  # machine code takes minutes
+        torch.compile = together.traced  # machine code takes minutes
         compile_training(model)
         loss = compiled_loss
     if "checkpointed" in how:

@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # by optimizers at their first step, which takes each rank two seconds unless it is there when they are forked
@@ -331,9 +332,7 @@ def models(mesh: Mesh, here: torch.device, trained: Trained) -> Iterator[tuple[s
         if "compiled" in how:  # as trials are: block by block, and the head with the loss
             torch._dynamo.reset()
             torch._dynamo.utils.counters.clear()
-            # Machine code is a GPU's: a CPU's takes g++ a minute, and the product never runs it.
-            backend = "inductor" if here.type == "cuda" else "aot_eager"
-            torch.compile = partial(COMPILE, backend=backend)
+            torch.compile = COMPILE if here.type == "cuda" else traced
             compile_training(model)
             loss = compiled_loss
         if "checkpointed" in how:
@@ -345,6 +344,14 @@ def models(mesh: Mesh, here: torch.device, trained: Trained) -> Iterator[tuple[s
         if "compiled" in how:
             ran = torch._dynamo.utils.counters["frames"]
             yield f"{name}/never_compiled", float(not 2 <= ran["ok"] == ran["total"])
+
+
+def traced(function: Callable[..., Any], *, options: object, **others: Any) -> Callable[..., Any]:
+    """Compile without machine code: a CPU's takes g++ a minute, and the product never runs it.
+
+    The options are Inductor's, and other backends refuse them.
+    """
+    return COMPILE(function, backend="aot_eager", **others)
 
 
 def each(trained: Trained) -> Iterator[tuple[str, str, str]]:

@@ -202,6 +202,7 @@ def test_a_compiled_block_reads_the_copies_in_one_graph(monkeypatch):
     compile_ = torch.compile
     whole = {"backend": "aot_eager", "fullgraph": True}
     monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, **options, **whole))
+    monkeypatch.setattr(compilation, "INDUCTOR_OPTIONS", None)  # other backends refuse them
     monkeypatch.setattr(compilation, "_compiled", {})
     torch._dynamo.reset()
     found = []

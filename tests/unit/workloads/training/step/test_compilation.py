@@ -14,6 +14,7 @@ from workloads.training.step.train_step import accumulate_gradients, plain_loss
 from workloads.training.step.usage_schedule import set_usage_recording
 
 LONG = pytest.mark.long
+OPTIONS = compilation.INDUCTOR_OPTIONS
 LINEAR = ("cosformer", "linformer", "performer")
 WINDOWS = torch.randint(64, (4, 17), generator=torch.Generator().manual_seed(0))
 
@@ -36,6 +37,8 @@ def traced_only(monkeypatch):
     monkeypatch.setattr(
         torch, "compile", lambda f, **options: compile_(f, backend=backend, **options)
     )
+    # Other backends refuse them.
+    monkeypatch.setattr(compilation, "INDUCTOR_OPTIONS", None)
     monkeypatch.setattr(compilation, "_compiled", {})
     yield graphs
     torch._dynamo.reset()
@@ -127,6 +130,11 @@ def test_a_model_that_records_nothing_is_never_asked_to():
 
     assert not dense.recording_usage
     assert memory.recording_usage
+
+
+def test_inductor_knows_the_options():
+    """It refuses others, and blocks would run uncompiled."""
+    torch.compile(torch.sin, options=OPTIONS)
 
 
 @pytest.mark.parametrize("own", [None, "/their/own"])
