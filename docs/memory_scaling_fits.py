@@ -26,7 +26,7 @@ FACTS = ("facts_1m", "facts_1m_memory", "facts_1m_largest", "facts_3m", "facts_3
 SMALLER = ("facts_10m_memory", "facts_10m_memory_plus")
 """Parts whose trials all begin with smaller output matrices: a shared setting has no column."""
 LARGEST = ("text_largest", "text_largest_seeds")
-"""At 3m and 30m of one seed: a curve counts them, a change by a doubling does not, at any base."""
+"""At 30m of one seed: a curve counts them, a change by a doubling does not, at any base."""
 TEXTS = ("text_1m", "text_3m", "text_10m", "text_30m", *LARGEST)
 
 
