@@ -29,7 +29,7 @@ _LIKE_A_SHARE = re.compile("accuracy|(^|[^a-z])acc([^a-z]|$)|recall|exact_match"
 def read_table(
     source: Path | pd.DataFrame | Mapping[str, Any],
     name: str,
-    sweep: str | None,
+    names: Sequence[str] | None,
     columns: Mapping[str, str] | None,
     units: Mapping[str, float | str] | None,
     accept: Collection[str],
@@ -39,13 +39,13 @@ def read_table(
     Args:
         source: As `analysis.load`.
         name: Of the source, in messages and in the call.
-        sweep: Name of one sweep; None reads all.
+        names: Of sweeps; None reads all.
         columns: This package's names to the table's own.
         units: How many one of theirs is.
         accept: Kinds of warning that were looked into.
 
     Raises:
-        StoreError: If the sweep has no rows.
+        StoreError: If a sweep has no rows.
         ValueError: If the table cannot be read, lacks a needed column, or has impossible units.
     """
     imported = import_table(source, columns=columns, units=units, accept=accept)
@@ -68,13 +68,16 @@ def read_table(
         row = _as_trial({k: v for k, v in content.items() if not _empty(v)}, number, stem)
         reading.left_out.append(exclusion(row, state="table", reason=reason))
     _unambiguous(reading.rows)
-    if sweep is not None:
+    if names is not None:
         there = ", ".join(sorted({str(row["sweep"]) for row in reading.rows})) or "none"
-        reading.rows = [row for row in reading.rows if row["sweep"] == sweep]
-        reading.left_out = [row for row in reading.left_out if row["sweep"] == sweep]
-        if not reading.rows and not reading.left_out:
-            raise NotFoundError(f"{name}: no rows of sweep {sweep!r}; there are {there}")
-    asked = {"sweep": sweep, "columns": columns, "units": units, "accept": accept}
+        reading.rows = [row for row in reading.rows if row["sweep"] in names]
+        reading.left_out = [row for row in reading.left_out if row["sweep"] in names]
+        found = {row["sweep"] for row in (*reading.rows, *reading.left_out)}
+        for sweep in names:
+            if sweep not in found:
+                raise NotFoundError(f"{name}: no rows of sweep {sweep!r}; there are {there}")
+    shown_names = names[0] if names is not None and len(names) == 1 else names and list(names)
+    asked = {"sweep": shown_names, "columns": columns, "units": units, "accept": accept}
     options = "".join(f", {key}={value!r}" for key, value in asked.items() if value)
     shown = "table" if name == DATA_FRAME else repr(name)
     reading.call = f"analysis.load({shown}{options})"

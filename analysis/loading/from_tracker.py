@@ -9,7 +9,7 @@ import math
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +19,7 @@ from analysis.loading.histories import HistoryPoint
 from analysis.loading.schema import SETTINGS, Reading, exclusion, metric_value, plain_row
 from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.redaction import without_password
-from orchestrator.records.trial_spec import TrialState
+from orchestrator.records.trial_spec import Outcome, TrialState
 
 LOG = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ _STATE_OF_STATUS = {
 }
 
 
-def read_tracker(uri: str, sweep: str | None) -> Reading:
-    """Read the child runs that docs/mlflow.md, "MLflow layout", describes."""
-    client, experiments, found = _trial_runs(uri, sweep)
+def read_tracker(uri: str, names: Collection[str] | None) -> Reading:
+    """Read the child runs that docs/mlflow.md, "MLflow layout", describes; names None: of all."""
+    client, experiments, found = _trial_runs(uri, names)
     question = experiments[0].tags.get("mlflow.note.content") if len(experiments) == 1 else None
     reading = Reading(question=question)
     last_run_id = None
@@ -46,7 +46,9 @@ def read_tracker(uri: str, sweep: str | None) -> Reading:
     return reading
 
 
-def _trial_runs(uri: str, sweep: str | None) -> tuple[Any, list[Any], list[tuple[str, Any]]]:
+def _trial_runs(
+    uri: str, names: Collection[str] | None
+) -> tuple[Any, list[Any], list[tuple[str, Any]]]:
     """Return the client, the experiments asked for, and their trials as (experiment, run).
 
     Trials come oldest first.
@@ -66,15 +68,14 @@ def _trial_runs(uri: str, sweep: str | None) -> tuple[Any, list[Any], list[tuple
         experiments = {
             experiment.name: experiment for experiment in _pages(client.search_experiments)
         }
-        if sweep is not None and sweep not in experiments:
+        gone = [name for name in names or () if name not in experiments]
+        if gone:
             known = sorted(name for name in experiments if name != "Default")
             raise NotFoundError(
-                f"{without_password(uri)}: no sweep {sweep!r} here; there are "
+                f"{without_password(uri)}: no sweep {gone[0]!r} here; there are "
                 f"{', '.join(known) or 'none'}"
             )
-        chosen = [
-            experiments[name] for name in ([sweep] if sweep is not None else sorted(experiments))
-        ]
+        chosen = [experiments[name] for name in (sorted(experiments) if names is None else names)]
         found = [
             (experiment.name, run)
             for experiment in chosen
@@ -98,10 +99,13 @@ def _unreadable(uri: str, error: Exception) -> StoreError:
 
 
 def tracked_histories(
-    uri: str, sweep: str | None, trials: Sequence[tuple[str, str]], metrics: Sequence[str]
+    uri: str,
+    names: Collection[str] | None,
+    trials: Sequence[tuple[str, str]],
+    metrics: Sequence[str],
 ) -> Iterator[HistoryPoint]:
     """Yield what the trials measured; of a repeated step, the value that the tracker got last."""
-    client, _, found = _trial_runs(uri, sweep)
+    client, _, found = _trial_runs(uri, names)
     runs: dict[tuple[str, str], Any] = {}
     for name, run in found:
         if _state(run) == TrialState.DONE:
@@ -190,23 +194,37 @@ def _read_run(run: Any, experiment: str, reading: Reading) -> bool:
         reading.left_out.append(
             exclusion(metrics | named, state=state, reason=reason.get(state, _failure(tags)))
         )
+        diverged = state == TrialState.FAILED and tags.get("memscale.outcome") == Outcome.DIVERGED
+        if diverged and not missing:
+            sizes = {key: value for key, value in metrics.items() if "/" not in key}
+            reading.diverged.append(_row(run, named, sizes))
         return False
     if missing:
         why = f"unreadable: run {run.info.run_id} has no {' and no '.join(missing)}"
         reading.left_out.append(exclusion(named, state="unreadable", reason=why))
         return False
-    presets = (params.get("preset"), tags.get("memscale.preset"))
-    reading.rows.append(
-        plain_row(
-            **named,
-            preset=next((preset for preset in presets if preset not in {None, "", "None"}), None),
-            settings={key: value for key, value in params.items() if key.startswith(SETTINGS)},
-            accounting={key: value for key, value in metrics.items() if "/" not in key},
-            metrics={key: value for key, value in metrics.items() if "/" in key},
-            not_causal=tags.get("memscale.not_causal"),
-        )
-    )
+    reading.rows.append(_row(run, named, metrics))
     return True
+
+
+def _row(run: Any, named: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return a run as a row.
+
+    Args:
+        run: Of the tracker.
+        named: Trial id, sweep, architecture and seed.
+        metrics: Of the run; those without a slash are its sizes and costs.
+    """
+    tags, params = run.data.tags, run.data.params
+    presets = (params.get("preset"), tags.get("memscale.preset"))
+    return plain_row(
+        **named,
+        preset=next((preset for preset in presets if preset not in {None, "", "None"}), None),
+        settings={key: value for key, value in params.items() if key.startswith(SETTINGS)},
+        accounting={key: value for key, value in metrics.items() if "/" not in key},
+        metrics={key: value for key, value in metrics.items() if "/" in key},
+        not_causal=tags.get("memscale.not_causal"),
+    )
 
 
 def _state(run: Any) -> str:

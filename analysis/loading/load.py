@@ -1,6 +1,7 @@
 """Loading of finished trials from a folder, a tracker or anybody's table.
 
     load("runs", sweep="quickstart")
+    load("runs", sweep=["quickstart", "mine"])
     load("sqlite:///runs/mlflow.db", sweep="quickstart")
     load("published.csv", columns={"params": "N (non-emb)"}, units={"tokens": 1e9})
 
@@ -10,6 +11,7 @@ All sources give the same table for the same sweep (docs/metrics.md, "The table 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from analysis.loading.from_table import DATA_FRAME, read_table
 from analysis.loading.from_tracker import read_tracker, tracked_histories
 from analysis.loading.histories import USAGE_METRICS, HistoryPoint, histories_table
 from analysis.loading.provenance import common_facts
-from analysis.loading.schema import Reading, check_rows, exclusions
+from analysis.loading.schema import Reading, check_rows, diverged_rows, exclusions, framed
 from analysis.loading.table_file import SUFFIXES, table_suffix
 from orchestrator.records.errors import NotFoundError, StoreError
 
@@ -34,15 +36,18 @@ class Runs:
     excluded: pd.DataFrame
     """The others: trial_id, sweep, architecture, seed, state, reason, and their sizes where they
     are known."""
+    diverged: pd.DataFrame = field(default_factory=partial(framed, ()))
+    """Those of `excluded` that diverged, with their settings: columns as in `table`."""
     source: str
     """Where the rows were read."""
-    sweep: str | None
-    """The sweep asked for; None is all of them."""
+    sweep: str | tuple[str, ...] | None
+    """The sweep asked for, or several; None is all of them."""
     question: str | None = None
     """What the sweep file says it asks."""
     notes: Sequence[str] = ()
     """Of somebody's table: which column was taken for what, and what is doubtful
-    (`analysis/loading/validation.py`). Of a runs folder: trials of earlier submissions."""
+    (`analysis/loading/validation.py`). Of a runs folder: trials of earlier submissions, and seeds
+    that different code trained."""
     call: str | None = None
     """How somebody's table was loaded, to do it again."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -50,12 +55,13 @@ class Runs:
 
     def __repr__(self) -> str:
         n, without = len(self.table), len(self.excluded)
-        return f"<Runs of {self.sweep or 'all sweeps'}: {n} in table, {without} in excluded>"
+        names = ", ".join(sweep_names(self.sweep) or ["all sweeps"])
+        return f"<Runs of {names}: {n} in table, {without} in excluded>"
 
 
 def load(
     source: str | os.PathLike[str] | pd.DataFrame | Mapping[str, Any],
-    sweep: str | None = None,
+    sweep: str | Sequence[str] | None = None,
     *,
     columns: Mapping[str, str] | None = None,
     units: Mapping[str, float | str] | None = None,
@@ -71,7 +77,7 @@ def load(
         source: A runs folder (or the folder of one sweep), a tracking URI
             (`sqlite:///runs/mlflow.db`, `http://…`), or a table: a file (.csv, .tsv, .parquet,
             .json, .jsonl), a DataFrame or a dict of columns.
-        sweep: Name of one sweep; None reads all.
+        sweep: Name of one sweep, or a list of names to compare; None reads all.
         columns: Of a table, this package's names to the table's own: `{"params": "N", "loss":
             "val/loss"}`.
         units: Of a table, how many one of theirs is: `{"params": 1e6}` for millions, or `"M"`.
@@ -79,10 +85,10 @@ def load(
             (`analysis/loading/validation.py`).
 
     Raises:
-        StoreError: If nothing readable is there, or the sweep is not; the message lists the sweeps
+        StoreError: If nothing readable is there, or a sweep is not; the message lists the sweeps
             that are.
-        ValueError: If a table cannot be read, lacks a needed column, or has units that cannot be
-            right.
+        ValueError: If the list of sweeps is empty, or a table cannot be read, lacks a needed
+            column, or has units that cannot be right.
 
     Example:
         >>> table = {"N": ["70M", "1.4B"], "D": [2, 28], "val/loss": [3.9, 2.7]}
@@ -90,13 +96,17 @@ def load(
         >>> runs.table["params"].tolist(), runs.table["tokens"].tolist()
         ([70000000.0, 1400000000.0], [2000000000.0, 28000000000.0])
     """
+    sweep = sweep if sweep is None or isinstance(sweep, str) else tuple(sweep)
+    names = sweep_names(sweep)
+    if names == []:
+        raise ValueError("sweep: an empty list names no sweep; give names, or None to read all")
     if isinstance(source, pd.DataFrame | Mapping):
-        reading = read_table(source, DATA_FRAME, sweep, columns, units, accept)
+        reading = read_table(source, DATA_FRAME, names, columns, units, accept)
         return _completed(reading, DATA_FRAME, sweep)
     text = os.fspath(source)
     path = Path(text)
     if path.is_file() and table_suffix(path) is not None:
-        reading = read_table(path, text, sweep, columns, units, accept)
+        reading = read_table(path, text, names, columns, units, accept)
         return _completed(reading, text, sweep)
     if columns or units or accept:
         raise ValueError(
@@ -104,9 +114,9 @@ def load(
             "a sweep's names are fixed"
         )
     if "://" in text:
-        return _completed(read_tracker(text, sweep), text, sweep)
+        return _completed(read_tracker(text, names), text, sweep)
     if path.is_dir():
-        return _completed(read_folder(path, sweep), text, sweep)
+        return _completed(read_folder(path, names), text, sweep)
     if path.is_file() and path.suffix in {".db", ".sqlite", ".sqlite3"}:
         return load(f"sqlite:///{path}", sweep)
     raise NotFoundError(
@@ -141,7 +151,7 @@ def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFram
     if not trials or runs.source == DATA_FRAME or table_suffix(path) is not None:
         points = ()
     elif "://" in runs.source:
-        points = tracked_histories(runs.source, runs.sweep, trials, metrics)
+        points = tracked_histories(runs.source, sweep_names(runs.sweep), trials, metrics)
     elif path.is_dir():
         points = folder_histories(path, trials, metrics)
     else:
@@ -149,7 +159,14 @@ def histories(runs: Runs, metrics: Sequence[str] = USAGE_METRICS) -> pd.DataFram
     return histories_table(points, runs.table)
 
 
-def _completed(reading: Reading, source: str, sweep: str | None) -> Runs:
+def sweep_names(sweep: str | tuple[str, ...] | None) -> list[str] | None:
+    """Return the names of the sweeps asked for, each once; None is all of them."""
+    if sweep is None:
+        return None
+    return [sweep] if isinstance(sweep, str) else list(dict.fromkeys(sweep))
+
+
+def _completed(reading: Reading, source: str, sweep: str | tuple[str, ...] | None) -> Runs:
     table, faulty = check_rows(reading.rows)
     left_out = [*reading.left_out, *faulty]
     notes = list(reading.notes)
@@ -164,6 +181,7 @@ def _completed(reading: Reading, source: str, sweep: str | None) -> Runs:
         notes=tuple(notes),
         table=table,
         excluded=exclusions(left_out),
+        diverged=framed(diverged_rows(reading, faulty)),
         source=source,
         sweep=sweep,
         question=reading.question,

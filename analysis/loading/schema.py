@@ -75,6 +75,9 @@ EXCLUDED_COLUMNS = ("trial_id", "sweep", "architecture", "seed", "state", "reaso
 EXCLUDED_SIZES = ("total_params", "active_params", "training_flops", "training_tokens")
 """Further columns of the second table, where the source knows the sizes of what does not count."""
 
+DIVERGED = "diverged"
+"""Word in the reason of every trial that diverged."""
+
 WORSE_THAN_GUESSING = 1.1
 """Factor above the loss of an even guess from which on a run has diverged; an untrained model is a
 little above 1."""
@@ -99,13 +102,15 @@ class Reading:
     """Finished trials, of `plain_row`."""
     left_out: list[dict[str, Any]] = field(default_factory=list)
     """Others, of `exclusion`."""
+    diverged: list[dict[str, Any]] = field(default_factory=list)
+    """Those of them that diverged and are no rows, of `plain_row`."""
     environments: list[Mapping[str, Any]] = field(default_factory=list)
     """environment.json of finished trials."""
     question: str | None = None
     """What the sweep says it asks."""
     notes: list[str] = field(default_factory=list)
     """Of anybody's table: what was taken for what, and what is doubtful. Of a runs folder: trials
-    of earlier submissions."""
+    of earlier submissions, and seeds that different code trained."""
     call: str | None = None
     """Of anybody's table: how it was loaded."""
 
@@ -234,7 +239,19 @@ def check_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[pd.DataFrame, list[di
             kept.append(row)
         else:
             excluded.append(exclusion(row, state="done", reason=reason))
-    return _framed(kept), excluded
+    return framed(kept), excluded
+
+
+def diverged_rows(reading: Reading, excluded: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the trials that diverged, as complete rows.
+
+    Args:
+        reading: Of a source.
+        excluded: Exclusions of its rows, of `check_rows`.
+    """
+    lost = {row["trial_id"] for row in excluded if DIVERGED in row["reason"]}
+    rows = (row for row in reading.rows if row["trial_id"] in lost)
+    return [dict(_with_derived(row)) for row in (*reading.diverged, *rows)]
 
 
 def exclusion(row: Mapping[str, Any], *, state: str, reason: str) -> dict[str, Any]:
@@ -319,7 +336,7 @@ def _fault(row: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
             and isinstance(value, int | float | np.number)
             and not math.isfinite(float(value))
         ):
-            note = " (diverged)" if name in {"loss", "train/loss", "valid/loss"} else ""
+            note = f" ({DIVERGED})" if name in {"loss", "train/loss", "valid/loss"} else ""
             return f"not finite: {name} is {value}{note}"
     for name in ("total_params", "training_flops", "training_tokens", "loss"):
         if name in row and not row[name] > 0:
@@ -330,7 +347,7 @@ def _fault(row: Mapping[str, Any], wanted: Sequence[str]) -> str | None:
         guess = math.log(row["vocab_size"])
         if row["loss"] > WORSE_THAN_GUESSING * guess:
             return (
-                f"diverged: loss is {row['loss']:.4g}, and guessing evenly among "
+                f"{DIVERGED}: loss is {row['loss']:.4g}, and guessing evenly among "
                 f"{row['vocab_size']:g} tokens has {guess:.4g}; "
                 "lower the learning rate and run it again"
             )
@@ -371,7 +388,8 @@ def _is_metric(name: str) -> bool:
     return "/" in name or name in OUTCOMES
 
 
-def _framed(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def framed(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return complete rows as a table, IDENTITY first, sorted; without rows it has IDENTITY."""
     present = {name for row in rows for name in row}
     front = [*IDENTITY, *SHORT_NAMES, *ACCOUNTING]
     rest = sorted(present - set(front), key=lambda name: (_section(name), name))

@@ -355,11 +355,12 @@ def _one_architecture(runs: Runs, fits: SweepFits, found: EqualCost) -> list[str
     if fits.best:
         largest = fits.best[-1]
         at_edge = sum(bool(b.at_edge) for b in fits.best)
+        failed = f"; diverged: {some_of(largest.diverged)}" if largest.diverged else ""
         edge = f" At {at_edge} of {len(fits.best)} sizes the best is the last value tried, so the"
         sentences.append(
             f"Of {largest.n_tried} settings tried at {largest.architecture} {largest.size},"
             f" {largest.label} is best ({OUTCOME_LABELS.get(largest.outcome, largest.outcome)}"
-            f" {largest.value:.4g}, mean over seeds)."
+            f" {largest.value:.4g}, mean over seeds){failed}."
             + (f"{edge} optimum may lie further out." if at_edge else "")
         )
     curve = next((c for c in fits.curves if c.spec.outcome == found.outcome), None)

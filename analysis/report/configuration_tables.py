@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from analysis.formatting import Column, Table, count, flops, number, seconds
 from analysis.loading.load import Runs
@@ -15,6 +16,7 @@ from analysis.report.cells import OUTCOME_LABELS, estimate, estimate_fields, val
 from analysis.scaling.best_settings import LENGTH
 from analysis.scaling.configuration_summary import ConfigurationSummary
 from analysis.scaling.sweep_summary import SweepFits
+from orchestrator.records.varied_settings import setting_text
 
 
 def configurations(fits: SweepFits) -> Table:
@@ -65,6 +67,7 @@ def _interval_words(summaries: Sequence[ConfigurationSummary]) -> str:
 def best(fits: SweepFits) -> Table:
     """Return one row per size of which several settings were tried: the best, and its edges."""
     names = " and ".join(name for name in fits.varied if name not in (*fits.apart, LENGTH))
+    lost = any(b.diverged for b in fits.best)
     columns = [
         Column("architecture", lambda b: b.architecture),
         Column("size", lambda b: b.size),
@@ -72,6 +75,7 @@ def best(fits: SweepFits) -> Table:
         value_column("of", "n_tried", str),
         value_column("by", "outcome", OUTCOME_LABELS.__getitem__, numeric=False),
         value_column("value", "value", number),
+        *([Column("diverged", lambda b: "; ".join(b.diverged) or "none")] if lost else []),
         Column("at the edge", lambda b: "; ".join(b.at_edge) or "no"),
     ]
     notes = [f"best of the values of {names} that were tried, by the mean over seeds"]
@@ -159,11 +163,13 @@ def not_causal(fits: SweepFits) -> tuple[str, ...]:
     )
 
 
-def trials(runs: Runs) -> Table:
-    """Return every trial that counts, with what people look for first."""
+def trials(runs: Runs, fits: SweepFits) -> Table:
+    """Return every trial that counts, with what varies and what people look for first."""
     chosen: list[tuple[str, str, Callable[[Any], str]]] = [
         ("trial", "trial_id", str),
+        ("architecture", "architecture", str),
         ("preset", "preset", str),
+        *((name, name, setting_text) for name in fits.varied),
         ("seed", "seed", str),
         ("total params", "total_params", count),
         ("active params", "active_params", count),
@@ -174,9 +180,14 @@ def trials(runs: Runs) -> Table:
         ("train s", "train_seconds", seconds),
     ]
     there = [(label, name, show) for label, name, show in chosen if name in runs.table]
+    texts = {"trial_id", "architecture", "preset"}
     columns = [
         value_column(
-            label, name, show, get=itemgetter(name), numeric=name not in {"trial_id", "preset"}
+            label,
+            name,
+            show,
+            get=itemgetter(name),
+            numeric=name not in texts and is_numeric_dtype(runs.table[name]),
         )
         for label, name, show in there
     ]

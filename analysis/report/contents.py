@@ -10,7 +10,7 @@ from typing import Any
 
 from analysis.fitting.result import LawFit
 from analysis.formatting import Table
-from analysis.loading.load import Runs
+from analysis.loading.load import Runs, sweep_names
 from analysis.plotting.sweep_figure import architecture_styles
 from analysis.report.advice import advice
 from analysis.report.answer import SweepAnswer, sweep_answer
@@ -114,7 +114,8 @@ def report_contents(
     """
     comparison = compare_architectures(runs, fits, trials=trials, progress=progress)
     answer = sweep_answer(best_runs(runs), fits, comparison)
-    sweep = runs.sweep or ", ".join(sorted(set(runs.table["sweep"].astype(str)))) or "no sweep"
+    names = sweep_names(runs.sweep) or sorted(set(runs.table["sweep"].astype(str)))
+    sweep = ", ".join(names) or "no sweep"
     return ReportContents(
         runs=runs,
         fits=fits,

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from analysis.loading.load import Runs
+from analysis.loading.load import Runs, sweep_names
 from analysis.plotting.canvas import KINDS
 from analysis.report.contents import ReportContents, report_contents
 from analysis.report.device_share import device_share
@@ -160,10 +160,13 @@ def _with_code(sentence: str) -> Markup:
 
 
 def _commands(runs: Runs, sweep: str) -> list[str]:
-    if runs.call is not None:
+    names = sweep_names(runs.sweep) or []
+    several = f"analysis.load({without_password(runs.source)!r}, sweep={names})"
+    call = several if runs.call is None and len(names) > 1 else runs.call
+    if call is not None:
         return [
             "import analysis",
-            f"runs = {runs.call}",
+            f"runs = {call}",
             "analysis.write_report(runs, analysis.fit_sweep(runs), 'report')",
         ]
     if "://" in runs.source:

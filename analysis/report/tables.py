@@ -57,7 +57,7 @@ class SweepTables:
             parameter_groups=parameter_groups(fits),
             usage=usage(runs, fits),
             health=health(fits),
-            trials=trials(runs),
+            trials=trials(runs, fits),
             benchmarks=benchmarks(runs),
             excluded=excluded(runs),
             missing=missing(fits),

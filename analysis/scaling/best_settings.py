@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,12 +29,17 @@ class BestSetting:
     value: float
     """Of the outcome, mean over seeds."""
     n_tried: int
-    """Configurations of that size."""
+    """Configurations of that size, those included that diverged."""
+    diverged: tuple[str, ...]
+    """`lr=1` of every configuration of which all runs diverged."""
     at_edge: tuple[str, ...]
-    """`lr=1e-3 is the smallest of 3` for every setting whose best value is the last one tried."""
+    """`lr=1e-3 is the smallest of 3` for every setting whose best value is the last one tried;
+    values that diverged were tried."""
 
 
-def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting]:
+def best_settings(
+    table: pd.DataFrame, names: Sequence[str], diverged: pd.DataFrame
+) -> list[BestSetting]:
     """Return the best configuration of every architecture and size of which several were tried.
 
     The outcome is the loss where all runs have it, for it has the least noise.
@@ -41,14 +47,17 @@ def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting
     Args:
         table: Of `Runs`.
         names: Settings that vary beside size; `chosen_between` says which of them are tuned.
+        diverged: Of `Runs`: they were tried, too, and are never the best.
     """
     tuned = chosen_between(table, names)
-    if _outcome(table) is None or not tuned:
+    outcome = _outcome(table)
+    if outcome is None or not tuned:
         return []
-    apart = [name for name in names if name not in tuned]
-    rows, outcome = _ranked(table.assign(size=size_names(table)))
+    lengths = [LENGTH] * has_lengths(table)
+    apart = [*(name for name in names if name not in (*tuned, LENGTH)), *lengths]
+    rows = _ranked(with_diverged(table, diverged), outcome)
+    rows = rows.assign(size=size_names(rows))
     # By size; within a size still the best first.
-    lengths = [name for name in names if name == LENGTH]
     rows = rows.sort_values(["architecture", "total_params", *lengths], kind="stable")
     found = []
     for (architecture, size, *_), group in rows.groupby(
@@ -57,17 +66,19 @@ def best_settings(table: pd.DataFrame, names: Sequence[str]) -> list[BestSetting
         if len(group) < 2:
             continue
         group = group.sort_values("mean", ascending=not higher_is_better(outcome), kind="stable")
-        best = group.iloc[0]
-        shown = {name: best[name] for name in names if pd.notna(best[name])}
+        best, lost = group.iloc[0], group[group["mean"].isna()]
+        if len(lost) == len(group):
+            continue
         found.append(
             BestSetting(
                 architecture=str(architecture),
-                size=" ".join([str(size), setting_label(shown, apart)]).strip(),
+                size=" ".join([str(size), setting_label(_known(best), apart)]).strip(),
                 outcome=outcome,
                 configuration=str(best["configuration"]),
-                label=setting_label(shown, tuned),
+                label=setting_label(_known(best), tuned),
                 value=float(best["mean"]),
                 n_tried=len(group),
+                diverged=tuple(setting_label(_known(row), tuned) for _, row in lost.iterrows()),
                 at_edge=tuple(_edges(group, best, tuned)),
             )
         )
@@ -136,23 +147,33 @@ def size_settings(table: pd.DataFrame, names: Sequence[str]) -> list[str]:
     return found
 
 
+def with_diverged(table: pd.DataFrame, diverged: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that count, and those of configurations of which all runs diverged."""
+    lost = diverged[~diverged["configuration"].isin(table["configuration"])]
+    # What they measured is no outcome, and a table of none would change the types of columns.
+    lost = lost.drop(columns=[name for name in OUTCOMES if name in lost])
+    return pd.concat([table, lost], ignore_index=True) if len(lost) else table
+
+
 def tuned_settings(table: pd.DataFrame, names: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return how many values of each training setting an architecture tried at one size.
 
     Args:
-        table: Of `Runs`.
+        table: Of `Runs`; of `with_diverged` if what diverged counts as tried.
         names: Settings that vary beside size; those of `train` alone are tuned.
 
     Returns:
-        Architecture to setting to the largest number of values at one size; 1 was not varied.
+        Architecture to setting to the largest number of values at one size and training length; 1
+        was not varied.
     """
     tuned = [name for name in names if name.startswith("train.") and name != LENGTH]
     if not tuned or not len(table):
         return {}
     rows = table.assign(size=size_names(table))
+    place = ["size", *[LENGTH] * (LENGTH in names)]
     return {
         str(architecture): {
-            name: max(1, int(group.groupby("size")[name].nunique().max())) for name in tuned
+            name: max(1, int(group.groupby(place)[name].nunique().max())) for name in tuned
         }
         for architecture, group in rows.groupby("architecture", sort=False)
     }
@@ -168,10 +189,11 @@ def best_of_every_size(
         series: Configuration to series.
         by_preset: Whether series are of one preset: sizes are then those of what is added to it.
     """
-    if _outcome(table) is None:
+    outcome = _outcome(table)
+    if outcome is None:
         return table
     size = table["total_params"] if by_preset else size_names(table)
-    rows, _ = _ranked(table.assign(size=size, series=table["configuration"].map(series)))
+    rows = _ranked(table.assign(size=size, series=table["configuration"].map(series)), outcome)
     best = rows.drop_duplicates(["series", "size"])["configuration"]
     return table[table["configuration"].isin(best)]
 
@@ -181,13 +203,17 @@ def _outcome(table: pd.DataFrame) -> str | None:
     return next((o for o in outcomes if o in table and table[o].notna().all()), None)
 
 
-def _ranked(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """Return a row per configuration, the best first, and the outcome that says so."""
-    outcome = _outcome(table) or "loss"
+def _ranked(table: pd.DataFrame, outcome: str) -> pd.DataFrame:
+    """Return a row per configuration, the best first; those without the outcome last."""
     means = table.groupby("configuration")[outcome].mean()
     rows = table.drop_duplicates("configuration")
     rows = rows.assign(mean=rows["configuration"].map(means))
-    return rows.sort_values("mean", ascending=not higher_is_better(outcome), kind="stable"), outcome
+    return rows.sort_values("mean", ascending=not higher_is_better(outcome), kind="stable")
+
+
+def _known(row: pd.Series) -> dict[str, Any]:
+    """Return the cells of a row that hold something."""
+    return {str(name): value for name, value in row.items() if pd.notna(value)}
 
 
 def size_names(table: pd.DataFrame) -> pd.Series:

@@ -100,7 +100,8 @@ def compare_architectures(
     no_cost = _no_cost(laws, runs, fits)
     curves, no_multipliers = _all_multipliers(laws, fits.baseline, runs, no_cost, progress)
     frontiers, no_frontier = _frontiers(laws, no_cost, progress)
-    design, no_design = _design(laws, every, trials, progress, sweep=runs.sweep)
+    one_sweep = runs.sweep if isinstance(runs.sweep, str) else None
+    design, no_design = _design(laws, every, trials, progress, sweep=one_sweep)
     left_out = tuple(f"Without {name}: {why}." for name, why in laws.left_out.items())
     pooled = _pooled(runs)
     return ArchitectureComparison(

@@ -22,6 +22,7 @@ from analysis.scaling.best_settings import (
     has_lengths,
     settings_apart,
     tuned_settings,
+    with_diverged,
 )
 from analysis.scaling.configuration_summary import ConfigurationSummary, summarise
 from analysis.scaling.equal_compute import EqualFlops, equal_flops
@@ -155,8 +156,8 @@ def fit_sweep(
         missing=missing_sizes(runs.excluded, curves),
         varied=varied,
         apart=settings_apart(table, varied),
-        best=best_settings(table, varied),
-        tuned=tuned_settings(table, varied),
+        best=best_settings(table, varied, runs.diverged),
+        tuned=tuned_settings(with_diverged(table, runs.diverged), varied),
         pooled=[n for n in varied if n not in (by or ())] if len(fitted) < len(table) else [],
     )
 

@@ -6,6 +6,7 @@ Only typer is imported up here, so that `--help` answers at once; each verb impo
 import gc
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -160,6 +161,10 @@ SweepName = Annotated[
         help="Name of a submitted sweep.", metavar="SWEEP", autocompletion=_complete_sweep
     ),
 ]
+
+
+TRIAL = "trial id or its beginning (SWEEP/ID where several sweeps have it)"
+"""For the help of commands that take one."""
 
 
 Runs = Annotated[
@@ -329,7 +334,7 @@ def names_option(name: str) -> Iterator[None]:
 
 def runs_option(runs: Path) -> str:
     """Return ` --runs RUNS` for commands to type, empty where it is the default."""
-    return "" if runs == Path("runs") else f" --runs {runs}"
+    return "" if runs == Path("runs") else f" --runs {shlex.quote(str(runs))}"
 
 
 def find_sweep(runs: Path, name: str) -> "SweepDir":
@@ -352,8 +357,27 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
         there = (
             f"there are: {', '.join(known)}" if known else f"nothing was submitted into {runs} yet"
         )
-        raise NotFoundError(f"sweep {name!r}: not found in {runs}; {there}")
+        raise NotFoundError(
+            f"sweep {name!r}: not found in {runs}; {_sweeps_of(runs, name) or there}"
+        )
     return sweep
+
+
+def _sweeps_of(runs: Path, asked: str) -> str:
+    """Return that trials, not sweeps, begin with a name, and what to write; empty where none do."""
+    from orchestrator.records.sweep_dir import SweepDir
+
+    sweeps = [
+        name
+        for name in sweep_names(runs)
+        if any(trial.trial_id.startswith(asked) for trial in SweepDir(runs / name).trials())
+    ]
+    if not sweeps:
+        return ""
+    return (
+        f"trials of {', '.join(sweeps)} begin so: write the name of the sweep, and with cancel and "
+        f"retry the trial behind it, as in `{sweeps[0]} {asked}`"
+    )
 
 
 def _no_trial(runs: Path, asked: str) -> str:
@@ -392,7 +416,12 @@ def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "
         return (exact or found)[0]
     if not found:
         raise NotFoundError(_no_trial(runs, asked))
-    some = ", ".join(f"{t.path.parent.parent.name}/{t.trial_id}" for t in found[:5])
+    found = exact or found
+    paths = [f"{t.path.parent.parent.name}/{t.trial_id}" for t in found[:5]]
+    if len({trial.trial_id for trial in found}) == 1:
+        raise NotFoundError(
+            f"trial {asked!r}: {len(found)} sweeps have it; write {' or '.join(paths)}"
+        )
     raise NotFoundError(
-        f"trial {asked!r}: {len(found)} trials begin so ({some}); write more of the id"
+        f"trial {asked!r}: {len(found)} trials begin so ({', '.join(paths)}); write more of the id"
     )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.app import Json, Runs, console_here, echo_json, find_trial, verb
+from orchestrator.cli.app import TRIAL, Json, Runs, console_here, echo_json, find_trial, verb
 
 if TYPE_CHECKING:
     from orchestrator.records.trial_dir import TrialDir
@@ -16,8 +16,7 @@ SUITES = "zero_shot, factual, small, mmlu, nll, code, last_word, gsm8k"
 Models = Annotated[
     str,
     typer.Argument(
-        help="A sweep, a trial id or its beginning, a folder in Hugging Face's format, or a "
-        "trial's checkpoint.",
+        help=f"A sweep, a {TRIAL}, a folder in Hugging Face's format, or a trial's checkpoint.",
         metavar="SWEEP|TRIAL|FOLDER",
     ),
 ]
@@ -87,6 +86,7 @@ def evaluate(
     if table_reads:
         asked = [*(asked or []), evaluate_trials.table_reads()]
     notes: list[str] = []
+    specs: list[Any] = []
     of_checkpoint = trained_trial.trial_of_checkpoint(Path(what))
     if of_checkpoint or (Path(what).is_dir() and not (runs / what / "trials").is_dir()):
         suites = _require(asked, what)
@@ -95,6 +95,7 @@ def evaluate(
             found = {what: list(results)}
     else:
         trials, keep = _trials(runs, what), limit is None
+        specs = [trial.spec() for trial in trials]
         found, notes = _evaluate_trials(what, trials, asked, again=again, keep=keep)
         if table_reads and keep:
             notes += _draw_reads(trials)
@@ -102,7 +103,7 @@ def evaluate(
         models = {name: {one.suite: one.record for one in of} for name, of in found.items()}
         echo_json({"models": models, "notes": notes})
         return
-    console_here().print(evaluation_tables(found))
+    console_here().print(evaluation_tables(found, specs))
     for note in notes:
         console_here().print(f"note: {note}", style="yellow")
 

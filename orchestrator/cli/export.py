@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.app import Runs, find_sweep, find_trial, sweep_names, verb
+from orchestrator.cli.app import TRIAL, Runs, find_sweep, find_trial, sweep_names, verb
 from orchestrator.records.units import plural
 
 
@@ -39,7 +39,7 @@ def export(
     name: Annotated[
         str,
         typer.Argument(
-            help="Trial id, or its beginning. For wandb and trackio: name of a submitted sweep.",
+            help=f"A {TRIAL}. For wandb and trackio: name of a submitted sweep.",
             metavar="TRIAL|SWEEP",
         ),
     ],

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.app import Json, Runs, echo_json, find_trial, verb
+from orchestrator.cli.app import TRIAL, Json, Runs, echo_json, find_trial, verb
 
 Model = Annotated[
     str,
     typer.Argument(
-        help="Trial id or its beginning, or a folder in Hugging Face's format.",
+        help=f"A {TRIAL}, or a folder in Hugging Face's format.",
         metavar="TRIAL|FOLDER",
     ),
 ]

@@ -103,7 +103,6 @@ def _write(path: Path, text: str) -> tuple[int, tuple[str, ...]]:
     Return how many trials it asks for, and what `plan` will remark about its data.
     """
     from orchestrator.planning import input_data, pricing
-    from orchestrator.records.errors import ConfigError
     from orchestrator.records.sweep_dir import sweep_dir
     from orchestrator.sweep.load import load_sweep
 
@@ -115,6 +114,6 @@ def _write(path: Path, text: str) -> tuple[int, tuple[str, ...]]:
         priced = pricing.make_plan(sweep, snapshot, ())
         checked = input_data.check_data(priced)
         return len(sweep.trials), checked.notes[len(priced.notes) :]
-    except ConfigError:
+    except BaseException:  # Ctrl-C, too: a file that is left would be in the way of the next try
         path.unlink()
         raise

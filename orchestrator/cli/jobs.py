@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.app import (
+    TRIAL,
     Json,
     PriceText,
     ReadFrom,
@@ -119,7 +120,7 @@ def status(
 
 @verb(epilog="Examples: memscale logs memory_plus-1f0c  ·  memscale logs memory_plus-1f0c -f")
 def logs(
-    trial: Annotated[str, typer.Argument(help="Trial id, or its beginning.", metavar="TRIAL")],
+    trial: Annotated[str, typer.Argument(help=f"A {TRIAL}.", metavar="TRIAL")],
     runs: Runs = Path("runs"),
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Keep printing as the trial writes.")
@@ -156,11 +157,14 @@ def cancel(name: SweepName, trials: SomeTrials = None, runs: Runs = Path("runs")
     sweep = find_sweep(runs, name)
     chosen = [find_trial(runs, t, sweep=sweep) for t in trials] if trials else sweep.trials()
     cancelled = submission.cancel(sweep, chosen, whole_sweep=not trials)
-    typer.echo(
-        f"Asked {plural(len(cancelled), 'unfinished trial')} of {name} to stop."
-        if cancelled
-        else f"Nothing of {name} is unfinished."
-    )
+    if cancelled:
+        said = f"Asked {plural(len(cancelled), 'unfinished trial')} of {name} to stop."
+    elif trials:
+        ended = ", ".join(f"{trial.trial_id} ({trial.state().value})" for trial in chosen)
+        said = f"Nothing to stop: {ended}."
+    else:
+        said = f"Nothing of {name} is unfinished."
+    typer.echo(said)
 
 
 @verb(

@@ -1,6 +1,7 @@
 """MLflow server on this machine for `memscale ui`, and links to its pages."""
 
 import contextlib
+import errno
 import ipaddress
 import json
 import os
@@ -21,7 +22,7 @@ from typing import Any, TypeAlias
 from orchestrator.cli.app import sweep_names
 from orchestrator.node import process_group_guard
 from orchestrator.records.code_snapshot import with_code
-from orchestrator.records.errors import NotFoundError, StoreError
+from orchestrator.records.errors import NotFoundError, StoreError, UsageError
 from orchestrator.records.redaction import without_password
 from orchestrator.tracking.mlflow_client import schema_lock
 from orchestrator.tracking.mlflow_page import CHARTS_VIEW, TABLE_VIEW, link
@@ -35,6 +36,7 @@ from orchestrator.tracking.tracking_uri import (
 START_TIMEOUT_S = 120.0
 """For a first start on a cold disk: the server imports a lot."""
 PORTS_TRIED = 20
+LAST_PORT = 65_535
 _Process: TypeAlias = subprocess.Popen[bytes]
 
 
@@ -169,7 +171,7 @@ def server(
         StoreError: If it ends, or does not answer in time.
     """
     chosen = free_port(host, port)
-    url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{chosen}"
+    url = f"http://{reachable(host)}:{chosen}"
     runs.mkdir(parents=True, exist_ok=True)
     # The lock: an exporter that makes the tables at the same time would make both fail.
     with schema_lock(uri):
@@ -183,6 +185,12 @@ def server(
         yield url
     finally:
         _end(process, guard)
+
+
+def reachable(host: str) -> str:
+    """Return where to reach a server that listens on `host`, as it stands in a URL."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{address}]" if ":" in address else address
 
 
 def server_command(runs: Path, *, host: str, port: int) -> list[str]:
@@ -235,19 +243,27 @@ def free_port(host: str, port: int) -> int:
     """Return the first port from `port` on that nobody listens on.
 
     Raises:
-        StoreError: If none of the next few is free.
+        StoreError: If none of the next few is free, or the address is not this machine's.
+        UsageError: If there is no such port.
     """
-    for candidate in range(port, port + PORTS_TRIED):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+    if not 1 <= port <= LAST_PORT:
+        raise UsageError(f"--port {port}: must lie in 1..{LAST_PORT}")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    last = min(port + PORTS_TRIED - 1, LAST_PORT)
+    for candidate in range(port, last + 1):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, candidate))
-            except OSError:
-                continue
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    continue
+                raise StoreError(
+                    f"--host {host}: cannot listen there ({error.strerror}); "
+                    "name an address of this machine"
+                ) from error
             return candidate
-    raise StoreError(
-        f"{host}: no free port in {port}..{port + PORTS_TRIED - 1}; choose another with --port"
-    )
+    raise StoreError(f"{host}: no free port in {port}..{last}; choose another with --port")
 
 
 def experiment_id(url: str, sweep: str | None) -> str | None:
@@ -277,7 +293,9 @@ def experiment_id(url: str, sweep: str | None) -> str | None:
 def _get(url: str) -> Any:
     # A proxy of the environment must not be asked for this machine's own pages.
     handlers = (
-        [urllib.request.ProxyHandler({})] if "//127.0.0.1" in url or "//localhost" in url else []
+        [urllib.request.ProxyHandler({})]
+        if url.startswith(("http://127.0.0.1", "http://localhost", "http://[::1]"))
+        else []
     )
     return urllib.request.build_opener(*handlers).open(url, timeout=10)
 

@@ -173,6 +173,8 @@ def submit(
         on_name = None if warm is None else warm.begin
         priced = make_plan(sweep_files, runs, gpus_there=gpus_there, on_name=on_name)
         submit_slurm.check_memory(priced, here=address is None)
+        if address is None:
+            _check_demands(priced, gpus)
         prepare_data(priced, runs)
         request = _submission(
             plan=priced,
@@ -236,6 +238,15 @@ def _check_gpus(gpus: int | None) -> None:
             "cluster with --address or --backend",
             param_hint="--gpus",
         )
+
+
+def _check_demands(priced: Any, gpus: int | None) -> None:
+    """Refuse trials that ask for more GPUs than this machine has: they would wait in vain."""
+    from orchestrator.planning.gpu_fit import lacks_gpus
+    from orchestrator.records.errors import ConfigError
+
+    if problems := lacks_gpus(priced, gpus=gpus):
+        raise ConfigError(problems)
 
 
 def counts_text(trials: "Sequence[PlannedTrial]") -> str:

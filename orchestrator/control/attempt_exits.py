@@ -18,6 +18,7 @@ from orchestrator.control.trial_state import (
 )
 from orchestrator.records import storage_errors
 from orchestrator.records.attempt_dir import AttemptDir
+from orchestrator.records.errors import StoreError
 from orchestrator.records.json_files import remove_temporary, write_json
 from orchestrator.records.rank_registry import registered
 from orchestrator.records.snapshot import TrialRecord
@@ -59,13 +60,22 @@ class AttemptExits:
         attempt = None if trial is None else trial.attempt
         if trial is None or attempt is None or attempt.launch.attempt != attempt_exit.attempt:
             return
-        result = trial.folder.result()
-        done_at_first = attempt_exit.attempt == 1 and result is not None
-        self._state.estimator.observe_memory(trial, result)
-        verdict = self._close(
-            trial, attempt.folder, attempt_exit, stop_outcome=attempt.stop_outcome
-        )
+        try:
+            result = trial.folder.result()
+            done_at_first = attempt_exit.attempt == 1 and result is not None
+            self._state.estimator.observe_memory(trial, result)
+            verdict = self._close(
+                trial, attempt.folder, attempt_exit, stop_outcome=attempt.stop_outcome
+            )
+        except StoreError as error:
+            # Without end.json: whoever submits again once the files are restored closes it.
+            trial.attempt = None
+            self._state.set_aside(attempt_exit.trial_id, str(error))
+            return
         trial.attempt, trial.waiting_status = None, None
+        if attempt_exit.trial_id in self._state.unreadable:  # set aside while it ran
+            del self._state.trials[attempt_exit.trial_id]
+            return
         if done_at_first:  # of several attempts, no single one says how long the trial takes
             self._state.estimator.observe(trial, self._state.clock() - attempt.started_at)
         with self._state.breaker.guarded():
@@ -85,7 +95,8 @@ class AttemptExits:
             trial = trial or ManagedTrial(folder=folder, spec=record.spec)
             attempt_exit = AttemptExit(trial_id=folder.trial_id, attempt=attempt.number)
             submission = submission_of(record.attempts[-1].launch)
-            self._close(trial, attempt, attempt_exit, stop_outcome=None, submission=submission)
+            with self._state.setting_aside(folder.trial_id):
+                self._close(trial, attempt, attempt_exit, stop_outcome=None, submission=submission)
 
     def close_running(self, failure: str | None) -> None:
         """Close what still counts as running after the launcher was closed.
@@ -96,16 +107,17 @@ class AttemptExits:
         for attempt_exit in self.pending:
             with self._state.breaker.guarded():
                 self._process(attempt_exit)
-        for trial in self._state.trials.values():
+        for trial in list(self._state.trials.values()):
             attempt, trial.attempt, trial.waiting_status = trial.attempt, None, None
             if attempt is None:
                 continue
-            with self._state.breaker.guarded():
+            trial_id = trial.folder.trial_id
+            with self._state.breaker.guarded(), self._state.setting_aside(trial_id):
                 unexplained = attempt.folder.error() is None
                 blamed = unexplained and failure is not None
                 stopped = unexplained and failure is None
                 attempt_exit = AttemptExit(
-                    trial_id=trial.folder.trial_id,
+                    trial_id=trial_id,
                     attempt=attempt.launch.attempt,
                     node_lost=f"its controller failed: {failure}" if blamed else None,
                 )

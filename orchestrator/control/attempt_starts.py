@@ -15,6 +15,7 @@ from orchestrator.control.status_publisher import StatusPublisher
 from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
 from orchestrator.records import storage_errors, units
 from orchestrator.records.attempt_dir import AttemptDir
+from orchestrator.records.errors import StoreError
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.trial_spec import Outcome
@@ -203,6 +204,9 @@ class AttemptStarter:
         """Start an attempt; return False if it has to be tried again later."""
         try:
             attempt = self._new_attempt(trial, placement, nodes)
+        except StoreError as error:
+            self._state.set_aside(trial.folder.trial_id, str(error))
+            return False
         except OSError as error:
             if not storage_errors.is_transient(error):
                 raise
@@ -242,6 +246,7 @@ class AttemptStarter:
 
         Raises:
             OSError: If the storage does not take it.
+            StoreError: If a record of its last attempt cannot be read.
         """
         resources = self._state.estimator.resources(trial, nodes)
         memory_halvings = self._state.estimator.memory_halvings(trial)

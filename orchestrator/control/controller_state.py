@@ -1,15 +1,20 @@
 """State that the parts of a controller share: trials, cluster, stop requests."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from orchestrator.control.launcher_port import Launcher
 from orchestrator.control.resource_estimator import ResourceEstimator
 from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
 from orchestrator.records.circuit_breaker import CircuitBreaker
+from orchestrator.records.errors import StoreError
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -30,6 +35,8 @@ class ControllerState:
     """Seconds since 1970, for records."""
     trials: dict[str, ManagedTrial] = field(default_factory=dict)
     """Trials that are not finished, and finished ones until their final status is read."""
+    unreadable: dict[str, str] = field(default_factory=dict)
+    """Trial id -> why its files cannot be read. Until the next submission it is left alone."""
     nodes: Sequence[Node] = ()
     """The cluster as last seen."""
     impossible: frozenset[str] = frozenset()
@@ -55,6 +62,29 @@ class ControllerState:
             attempt.stop_outcome = outcome
             launch = attempt.launch
             self.launcher.stop(launch.trial_id, launch.attempt, hard=False)
+
+    def set_aside(self, trial_id: str, why: str) -> None:
+        """Leave a trial alone whose files cannot be read; ask what runs of it to stop."""
+        if trial_id not in self.unreadable:
+            LOG.error("trial %s is set aside: %s", trial_id, why)
+        self.unreadable[trial_id] = why
+        trial = self.trials.get(trial_id)
+        if trial is not None and trial.attempt is not None:
+            # It holds its share of the node until it has ended.
+            self.ask_to_stop(trial.attempt, Outcome.INTERRUPTED)
+        elif trial is not None:
+            del self.trials[trial_id]
+
+    @contextmanager
+    def setting_aside(self, trial_id: str) -> Iterator[None]:
+        """End the block if a file of this trial cannot be read, and set the trial aside.
+
+        What follows the block goes on: one trial's files must not end the others.
+        """
+        try:
+            yield
+        except StoreError as error:
+            self.set_aside(trial_id, str(error))
 
     def cancel_requested(self, trial: ManagedTrial) -> bool:
         """Whether somebody cancelled the trial or the whole sweep."""

@@ -119,7 +119,12 @@ class Controller:
             self._state.stop_outcome = why
         self._state.n_stops += 1
 
-    def run(self, on_update: OnUpdate = lambda status: None) -> SweepStatus:
+    def run(
+        self,
+        on_update: OnUpdate = lambda status: None,
+        *,
+        on_locked: Callable[[], None] = lambda: None,
+    ) -> SweepStatus:
         """Bring every trial to an end, or stop when asked to; return the last status.
 
         Returns early when all that is left can run on no node; those trials stay waiting and say
@@ -127,6 +132,7 @@ class Controller:
 
         Args:
             on_update: Called about once a second and at every change.
+            on_locked: Called once no other controller can run this sweep any more.
 
         Raises:
             BusyError: If another controller runs this sweep, or took it over while the storage
@@ -137,6 +143,7 @@ class Controller:
         state = self._state
         self._lock.acquire()
         try:
+            on_locked()
             try:
                 self._run(on_update)
             except OSError:
@@ -175,12 +182,13 @@ class Controller:
         node_exclusion.readmit_all(snapshot.excluded_nodes)
         remove_temporary(state.sweep.path, but=WRITTEN_BY_OTHERS)
         for trial_id, why in snapshot.unreadable.items():
-            LOG.error("trial %s is set aside: %s", trial_id, why)
-        state.trial_ids = tuple(i for i in state.trial_ids if i not in snapshot.unreadable)
+            state.set_aside(trial_id, why)
         cancelled = state.sweep.cancel_requested()
         for trial_id in state.trial_ids:
-            record = snapshot.trials.get(trial_id) or state.sweep.trial(trial_id).record()
-            state.trials[trial_id] = recover_trial(state, record, sweep_cancelled=cancelled)
+            if trial_id not in state.unreadable:
+                with state.setting_aside(trial_id):
+                    record = snapshot.trials.get(trial_id) or state.sweep.trial(trial_id).record()
+                    state.trials[trial_id] = recover_trial(state, record, sweep_cancelled=cancelled)
         self._publisher.reset_cache()
         # Of all trials under our lock, those too that this submission did not ask for.
         orphans = orphaned(snapshot.trials.values())
@@ -273,15 +281,18 @@ class Controller:
 
         Nothing is written: the next attempt meets the request.
         """
-        final = self._publisher.final
-        for trial_id in [i for i, status in final.items() if status.state is not TrialState.DONE]:
-            folder = self._state.sweep.trial(trial_id)
-            if folder.retry_requested() and not folder.cancel_requested():
-                del final[trial_id]
-                self._state.trials[trial_id] = recover_trial(
-                    self._state, folder.record(), sweep_cancelled=False
-                )
-                LOG.info("trial %s: somebody asked for a retry", trial_id)
+        state, final = self._state, self._publisher.final
+        unmet = [i for i, status in final.items() if status.state is not TrialState.DONE]
+        for trial_id in unmet:
+            if trial_id in state.unreadable:
+                continue
+            folder = state.sweep.trial(trial_id)
+            with state.setting_aside(trial_id):
+                if folder.retry_requested() and not folder.cancel_requested():
+                    trial = recover_trial(state, folder.record(), sweep_cancelled=False)
+                    del final[trial_id]
+                    state.trials[trial_id] = trial
+                    LOG.info("trial %s: somebody asked for a retry", trial_id)
 
     def _forward_stops(self) -> None:
         """Pass the controller's own stop on to what runs, a second one as a kill."""

@@ -119,16 +119,15 @@ class StatusPublisher:
         if not full_disk and refused is not None and storage_errors.is_limited(refused):
             full_disk = storage_errors.full_message(refused, state.sweep.path)
         self._full_since = since if full_disk else None
-        cancelled = state.sweep.cancel_requested()
+        trials = self._read_trials()
         return SweepStatus(
             sweep=state.sweep.name,
             submission=state.submission,
-            trials=tuple(
-                self.final.get(trial_id)
-                or self._read_trial(state.trials[trial_id], sweep_cancelled=cancelled)
+            trials=trials,
+            unreadable=tuple(
+                f"{state.unreadable[trial_id]}; this trial is set aside"
                 for trial_id in state.trial_ids
-                # A trial is in neither if reading the sweep's folder failed at the start.
-                if trial_id in self.final or trial_id in state.trials
+                if trial_id in state.unreadable
             ),
             controller_alive=True,
             controller=f"pid {own.pid} on {own.host}",
@@ -138,6 +137,23 @@ class StatusPublisher:
             full_disk=full_disk,
             excluded=tuple(node_exclusion.excluded(state.sweep.excluded_nodes()).values()),
         )
+
+    def _read_trials(self) -> tuple[TrialStatus, ...]:
+        """Return the statuses of the trials that can be read."""
+        state, cancelled = self._state, self._state.sweep.cancel_requested()
+        statuses: list[TrialStatus] = []
+        for trial_id in state.trial_ids:
+            # One that ended well or badly can be set aside, too: by a damaged request to retry it.
+            if trial_id in state.unreadable:
+                continue
+            if trial_id in self.final:
+                statuses.append(self.final[trial_id])
+            # A trial is in neither if reading the sweep's folder failed at the start.
+            elif trial_id in state.trials:
+                with state.setting_aside(trial_id):
+                    trial = state.trials[trial_id]
+                    statuses.append(self._read_trial(trial, sweep_cancelled=cancelled))
+        return tuple(statuses)
 
     def _read_trial(self, trial: ManagedTrial, *, sweep_cancelled: bool) -> TrialStatus:
         waits = trial.attempt is None and not trial.finished
@@ -174,8 +190,9 @@ class StatusPublisher:
 
     def predicted_end(self, trial: ManagedTrial, attempt: RunningAttempt, now: float) -> float:
         """Return when an attempt will end, in monotonic seconds: by its own rate if it has one."""
-        cancelled = self._state.sweep.cancel_requested()
-        eta_s = self._read_trial(trial, sweep_cancelled=cancelled).eta_s
+        cancelled, eta_s = self._state.sweep.cancel_requested(), None
+        with self._state.setting_aside(trial.folder.trial_id):
+            eta_s = self._read_trial(trial, sweep_cancelled=cancelled).eta_s
         return attempt.started_at + attempt.predicted_s if eta_s is None else now + eta_s
 
     def _time_left_s(self, now: float) -> float | None:

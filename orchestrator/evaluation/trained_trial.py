@@ -64,11 +64,12 @@ def export(trial: TrialDir, folder: Path) -> Any:
     """Write a trial's model in Hugging Face's format and return it.
 
     Raises:
-        UsageError: If there is none yet, or transformers has no model that computes the same.
+        UsageError: If there is none yet, transformers has no model that computes the same, or the
+            folder holds the model of another trial.
     """
     trained = load(trial)
     try:
-        registry.trained_model().export(trained, folder)
+        registry.trained_model().export(trained, folder, trial_id=trial.trial_id)
     except ValueError as error:
         raise UsageError(f"trial {trial.trial_id}: {error}") from error
     except ModuleNotFoundError as error:

@@ -1,16 +1,18 @@
 """Launchers for one machine without Ray: processes, and in-process debugging."""
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit
 from orchestrator.control.launcher_port import Launch
 from orchestrator.node import worker
 from orchestrator.node.exception_outcome import exception_outcome
 from orchestrator.node.hardware import gpu_memory_bytes, usable_cores, visible_gpus
-from orchestrator.node.reporter import RankReporter
+from orchestrator.node.reporter import RankReporter, StopFlag
 from orchestrator.node.supervisor import NodeSupervisor
 from orchestrator.records import unstarted_specs
 from orchestrator.records.code_snapshot import with_code
@@ -121,17 +123,22 @@ class DebugLauncher:
                 "one process; set resources.ranks to 1, or use --launcher process"
             )
         (request,) = launch.rank_requests(launch.gpu_ids)
-        reporter = RankReporter(request)
+        stop, outcome = StopFlag(), Outcome.DONE
+        reporter = RankReporter(request, stop)
         try:
-            worker.run(request, reporter)
+            with _stops_too(stop):
+                worker.run(request, reporter)
         except BaseException as error:
-            worker.write_error(request, exception_outcome(error), error, step=reporter.step)
-            raise
+            outcome = exception_outcome(error)
+            # A KeyboardInterrupt is the caller's, as other exceptions are.
+            if outcome is not Outcome.INTERRUPTED or not isinstance(error, Exception):
+                worker.write_error(request, outcome, error, step=reporter.step)
+                raise
         self._ended.append(
             AttemptExit(
                 trial_id=launch.trial_id,
                 attempt=launch.attempt,
-                exit_codes={0: EXIT_CODES[Outcome.DONE]},
+                exit_codes={0: EXIT_CODES[outcome]},
             )
         )
         return launch.gpu_ids
@@ -152,6 +159,27 @@ class DebugLauncher:
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+@contextmanager
+def _stops_too(stop: StopFlag) -> Iterator[None]:
+    """Let stop signals reach a trial in this process, and then the handlers that are set."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {
+        n: handler for n in numbers if callable(handler := signal.getsignal(n))
+    }
+
+    def request(number: int, frame: FrameType | None) -> None:
+        stop.request(number, frame)
+        handlers[number](number, frame)
+
+    for number in handlers:
+        signal.signal(number, request)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def local_node(cpus: int | None, gpus: int | None) -> Node:

@@ -109,7 +109,7 @@ def benchmarks(request: RankRequest, spec: TrialSpec) -> Any:
     """Return the benchmarks that the trial's sweep asks during training; None if it asks none.
 
     Raises:
-        ValueError: If a suite, or a file of one, is not there.
+        ValueError: If a suite, or a file of one, is not there, or the model cannot answer.
     """
     schedule = spec.evaluation
     if schedule is None or schedule.rows is None or schedule.skipped is not None:
@@ -123,6 +123,8 @@ def benchmarks(request: RankRequest, spec: TrialSpec) -> Any:
         schedule.suites,
         Path(schedule.data) if schedule.data is not None else None,
         questions=Path(schedule.questions) if schedule.questions is not None else None,
+        model=spec.model,
+        seq_len=int(spec.train["seq_len"]),
         rows=schedule.rows,
         steps=schedule.steps(steps),
         keep=keep,

@@ -4,16 +4,14 @@ A trial is named by its settings. So whoever edits an architecture keeps the tri
 code trained, and compares them with new ones.
 """
 
-import ast
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
+from orchestrator.records.code_digest import ARCHITECTURES, code_digest
 from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
 from orchestrator.records.trial_spec import TrialSpec
-
-ARCHITECTURES = Path("workloads", "architectures")
 
 
 def notes(
@@ -59,25 +57,5 @@ def _submission_of(record: TrialRecord) -> int | None:
 
 def _differ(first: Path, second: Path) -> bool:
     """Return whether two files hold different code; one that cannot be read is not compared."""
-    try:
-        return _code(first) != _code(second)
-    except (OSError, ValueError, SyntaxError):
-        return False
-
-
-def _code(path: Path) -> str:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            # Fields have docstrings, too: texts that stand by themselves do nothing.
-            kept = [statement for statement in node.body if not _is_text(statement)]
-            node.body[:] = kept or [ast.Pass()]
-    return ast.dump(tree)
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+    digests = code_digest(first), code_digest(second)
+    return None not in digests and digests[0] != digests[1]

@@ -92,8 +92,8 @@ def with_schedule(
     Trials of one sweep file are asked the same rows, so that they can be compared.
 
     Raises:
-        UsageError: If a suite or a file is missing or wrong, the data are no text, or the harness
-            is not installed.
+        UsageError: If a suite or a file is missing or wrong, the data are no text, the harness is
+            not installed, or a model cannot generate the answers that are asked for.
     """
     specs = [trial.spec for trial in trials]
     schedules = dict.fromkeys(spec.evaluation for spec in specs if spec.evaluation is not None)
@@ -145,8 +145,10 @@ def _cost(schedule: EvaluationSchedule, trials: Sequence[PricedTraining]) -> Eva
             fewest=fewest,
             most=max(one.most_rows for one in asked),
         )
+    to_ask = [one for one in trials if one.spec.trial_id not in skipped]
+    _require_answers(asked, to_ask)
     dearest = max(
-        [one for one in trials if one.spec.trial_id not in skipped] or trials,
+        to_ask or trials,
         key=lambda one: share(rows, one),
     )
     return EvaluationCost(
@@ -191,6 +193,22 @@ def _why_skipped(share: float, most_share: float, *, rows: int, trial: PricedTra
         f"{rows} rows of each task would take {takes}, and {limit}; set evaluation.rows, raise "
         "evaluation.most_share, or ask the trained models with memscale evaluate"
     )
+
+
+def _require_answers(asked: Sequence[Any], trials: Sequence[PricedTraining]) -> None:
+    """Refuse trials whose model cannot generate the answers that are asked for.
+
+    Raises:
+        UsageError: If there is one; names it.
+    """
+    for one in trials:
+        spec = one.spec
+        try:
+            registry.evaluation().require_answers(
+                asked, model=spec.model, seq_len=int(spec.train["seq_len"])
+            )
+        except ValueError as error:
+            raise UsageError(f"evaluation: trial {spec.trial_id}: {error}") from error
 
 
 def _require_tokenizer(data: Mapping[str, Any]) -> None:

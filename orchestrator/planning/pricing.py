@@ -34,6 +34,7 @@ from orchestrator.records.trial_spec import (
     canonical_json,
     identity_difference,
 )
+from orchestrator.records.units import plural
 from orchestrator.scheduling.gpu_sharing import largest_peak, ranks_per_gpu
 from orchestrator.sweep import registry
 from orchestrator.sweep.load import Sweep
@@ -86,8 +87,9 @@ class Plan:
     """Trial id -> what its data state (workloads.data.corpus.FactCounts). Without trials whose data
     are no facts, and those that have their result and whose files are not read again."""
     notes: tuple[str, ...] = ()
-    """Warnings: weak designs, unreadable trials, architectures that are not causal or whose code
-    changed, remarks of data sources, excluded nodes."""
+    """Warnings: weak designs, unreadable trials, trials that other sweeps have trained,
+    architectures that are not causal or whose code changed, remarks of data sources, excluded
+    nodes."""
 
     @property
     def readable(self) -> tuple[PlannedTrial, ...]:
@@ -183,6 +185,7 @@ def make_plan(
         notes=(
             *design,
             *_set_aside(snapshot, wanted),
+            *_done_elsewhere(snapshot.path, [t.spec.trial_id for t in planned if t.to_train]),
             *_not_causal(sweep.trials),
             *changed_code.notes(sweep.trials, snapshot, file_of=_file_of),
             *excluded(snapshot.excluded_nodes).values(),
@@ -217,6 +220,23 @@ def _set_aside(snapshot: SweepSnapshot, wanted: Collection[str]) -> list[str]:
         for trial_id, why in snapshot.unreadable.items()
         if trial_id not in wanted
     ]
+
+
+def _done_elsewhere(sweep: Path, to_train: Collection[str]) -> list[str]:
+    """Return a sentence for each sweep beside this one that has results of trials to train."""
+    found = []
+    for trials in sorted(sweep.parent.glob("*/trials")):
+        if trials.parent == sweep or not to_train:
+            continue
+        # One listing is cheaper than asking for each trial.
+        there = {folder.name for folder in trials.iterdir()}.intersection(to_train)
+        if n := sum((trials / trial_id / "result.json").exists() for trial_id in there):
+            found.append(
+                f"{n} of the {plural(len(to_train), 'trial')} to train "
+                f"{'is' if n == 1 else 'are'} done in the sweep {trials.parent.name}; "
+                f"this sweep trains {'it' if n == 1 else 'them'} anew"
+            )
+    return found
 
 
 def recorded(sweep: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTrial, ...]:

@@ -14,6 +14,14 @@ from orchestrator.records.trial_spec import TrialSpec
 
 GUESS_GPU_FLOPS_PER_SECOND = 2.0e13
 """For a GPU without measurements: a few per cent of what recent ones reach, as small models do."""
+GUESS_GPU_STEP_S = 6.0e-4
+"""A step on a GPU at least, however small the model. Compiled and captured steps of d32, of 8,192
+tokens, ran at 11.6 to 14.5 M tokens/s on an H100 (docs/benchmarks.md)."""
+GUESS_GPU_START_S = 3.0
+"""Compilation and capture of a trial on a GPU, with warm caches. The first trial of a process took
+1.6 to 3 s so, and 13 to 18 s with empty caches; the next ones of its kind took 4 ms
+(docs/benchmarks.md)."""
+GUESS_GPU_START_RANGE_S = (0.0, 18.0)
 GUESS_OVERHEAD_S_PER_TOKEN = 2.0e-5
 """On a CPU core, whatever the model: launching small operations. Two-layer models of width 8 to 24
 took 24 to 70 µs a token."""
@@ -30,7 +38,11 @@ GUESS_RANGE_CPU = (1 / 3, 10.0)
 took 0.35 to 9.6 times the guess, on two cores that up to twenty other processes shared."""
 GUESS_RANGE_GPU = (1 / 30, 2.0)
 """True time over the guess: steps reached 10 to 502 TFLOP/s on an H100 and an H200, from a dense
-model of width 32 to one of 1.3 billion parameters (docs/benchmarks.md)."""
+model of width 32 to one of 1.3 billion parameters (docs/benchmarks.md). Of steps that the FLOPs
+bound."""
+GUESS_RANGE_GPU_STEP = (1 / 4, 14.0)
+"""True time over `GUESS_GPU_STEP_S`, of steps that launches bound. Those of d32 took 8.4 ms where
+they were not captured (docs/benchmarks.md). How much less the smallest take is not measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,25 +172,44 @@ def predict_runtime(
     flops_per_token = spec.accounting["training_flops"] / tokens
     same = [m for m in measured if m.architecture == spec.architecture]
     candidates = same or list(measured)
-    if on_gpu:
-        guess, factors = flops_per_token / GUESS_GPU_FLOPS_PER_SECOND, GUESS_RANGE_GPU
-    else:
-        rate = GUESS_SHARE_OF_MATMUL * (flops_per_second or 1.0e11)
-        guess, factors = flops_per_token / rate + GUESS_OVERHEAD_S_PER_TOKEN, GUESS_RANGE_CPU
+    guess, fastest, slowest = _guess_s(spec, None if on_gpu else flops_per_second or 1.0e11)
     if candidates:
         nearest = min(candidates, key=lambda m: abs(math.log(m.flops_per_token / flops_per_token)))
         scale = max(1.0, flops_per_token / nearest.flops_per_token)
-        carried = nearest.s_per_token * scale
+        carried = tokens * nearest.s_per_token * scale
         by_bytes = _growth(state_bytes_per_token(spec), nearest.state_bytes_per_token)
         return RuntimePrediction(
-            seconds=tokens * carried,
+            seconds=carried,
             source="measured" if same else "scaled",
             factors=(
-                1.0 if scale <= FAR else min(1.0, guess * factors[0] / carried),
+                1.0 if scale <= FAR else min(1.0, fastest / carried),
                 1.0 if by_bytes <= FAR else max(1.0, by_bytes / scale),
             ),
         )
-    return RuntimePrediction(seconds=tokens * guess, source="guess", factors=factors)
+    return RuntimePrediction(
+        seconds=guess, source="guess", factors=(fastest / guess, slowest / guess)
+    )
+
+
+def _guess_s(spec: TrialSpec, flops_per_second: float | None) -> tuple[float, float, float]:
+    """Return guessed seconds of a trial, and the fewest and most that it may take.
+
+    Args:
+        spec: With accounting filled in; without its number of steps, a step has no least time.
+        flops_per_second: Rate of a large matrix product on a core; None: on a GPU.
+    """
+    flops, tokens = spec.accounting["training_flops"], spec.accounting["training_tokens"]
+    if flops_per_second is not None:
+        rate = GUESS_SHARE_OF_MATMUL * flops_per_second
+        guess = flops / rate + tokens * GUESS_OVERHEAD_S_PER_TOKEN
+        return guess, guess * GUESS_RANGE_CPU[0], guess * GUESS_RANGE_CPU[1]
+    of_flops = flops / GUESS_GPU_FLOPS_PER_SECOND
+    of_steps = GUESS_GPU_STEP_S * spec.accounting.get("steps", 0.0)
+    fastest, slowest = (
+        start + max(of_flops * GUESS_RANGE_GPU[end], of_steps * GUESS_RANGE_GPU_STEP[end])
+        for end, start in enumerate(GUESS_GPU_START_RANGE_S)
+    )
+    return GUESS_GPU_START_S + max(of_flops, of_steps), fastest, slowest
 
 
 def _growth(bytes_per_token: float | None, measured: float | None) -> float:

@@ -101,12 +101,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
         StoreError: If the file is there and is not a JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    try:
-        record = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}: not valid JSON ({error}); restore it or delete it") from error
     if not isinstance(record, dict):
         raise StoreError(

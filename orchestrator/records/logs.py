@@ -3,10 +3,12 @@
 import codecs
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.errors import NotFoundError
+from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_dir import TrialDir
 
 CHUNK_BYTES = 1 << 16
@@ -27,7 +29,7 @@ def read(
     Args:
         trial: Whose log.
         attempt: Which attempt; None is the last one, and following it goes on into the next ones.
-        follow: Keep yielding until the trial has ended.
+        follow: Keep yielding until the trial has ended, or its controller on this machine is gone.
         wait: Called between looks at a log that did not grow.
 
     Raises:
@@ -72,11 +74,12 @@ def _one(attempt: AttemptDir, *, follow: bool, wait: Callable[[], None]) -> Iter
     yield f"── attempt {attempt.number}: {launch.get('why', 'no launch.json')}\n"
     offset = 0
     while True:
+        abandoned = follow and _abandoned(launch)
         ended = attempt.end() is not None
         for text, end_offset in _from(attempt, offset):
             offset = end_offset
             yield text
-        if ended or not follow:
+        if ended or abandoned or not follow:
             break
         wait()
     error, end = attempt.error(), attempt.end()
@@ -84,6 +87,17 @@ def _one(attempt: AttemptDir, *, follow: bool, wait: Callable[[], None]) -> Iter
         yield f"── error\n{error['traceback'].rstrip()}\n"
     if end is not None:
         yield f"── {end['outcome']}: {end['reason']}\n"
+    elif abandoned:
+        yield "── its controller is gone, so nothing runs it; submit the sweep again to go on\n"
+
+
+def _abandoned(launch: Mapping[str, Any]) -> bool:
+    """Whether the controller of an attempt ran on this machine, and is gone."""
+    controller = launch.get("controller")
+    if controller is None:
+        return False
+    process = ProcessId.from_json(controller)
+    return process.here and not process.alive()
 
 
 def _from(attempt: AttemptDir, offset: int) -> Iterator[tuple[str, int]]:

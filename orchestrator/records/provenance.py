@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 import orchestrator
+from orchestrator.records.redaction import USER_AND_PASSWORD, without_password
 
 PACKAGES = (
     *("memscale", "torch", "triton", "numpy", "einops", "tokenizers", "ray", "mlflow"),
@@ -36,12 +37,12 @@ MAX_DIFF_CHARACTERS = 100_000
 GIT_TIMEOUT_S = 10.0
 
 _SECRET_NAME = (
-    r"(?:[\w-]*(?:token(?!s|i[sz])|secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key"
+    r"(?:[\w-]*(?:token(?!s|i[sz])|secret|pwd|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key"
     r"|private[_-]?key|credential)[\w-]*)"
 )
 _SECRETS = (
     # user:password@ in a URL
-    (re.compile(r"(?<=://)[^/@\s'\"]+@"), "***@"),
+    (USER_AND_PASSWORD, "***@"),
     # name = value, "name": "value", --name value
     (
         re.compile(rf"(?i)({_SECRET_NAME}['\"]?\s*(?:[=:]\s*|\s+(?=\S))['\"]?)[^\s'\",;]{{4,}}"),
@@ -107,7 +108,8 @@ def redacted_argv(argv: Sequence[str]) -> list[str]:
     words: list[str] = []
     hide = False
     for word in argv:
-        words.append("***" if hide else redacted(word))
+        shown = redacted(without_password(word) if "://" in word else word)
+        words.append("***" if hide else shown)
         hide = word.startswith("-") and re.fullmatch(rf"(?i)-+{_SECRET_NAME}", word) is not None
     return words
 

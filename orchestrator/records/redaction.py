@@ -2,8 +2,12 @@
 
 import re
 
+USER_AND_PASSWORD = re.compile(r"(?<=://)[^:/\n]*(?::.*)?@")
+"""What stands before the host of a URI, to the last @ of the line: SQLAlchemy takes passwords with
+spaces and slashes. A path with an @ has no colon before its first slash."""
+_QUERY = re.compile(r"(?i)((?:user|uid|pwd|passwd|password|token)(?:=|%3D))[^&\s]+")
+
 
 def without_password(text: str) -> str:
     """Return a URI, or a message that holds one, without user, password and tokens."""
-    text = re.sub(r"://[^/@\s]+@", "://", text)
-    return re.sub(r"(?i)((?:password|token)=)[^&\s]+", r"\1***", text)
+    return _QUERY.sub(r"\1***", USER_AND_PASSWORD.sub("", text))

@@ -163,11 +163,10 @@ def derive_state(
         return TrialState.DONE
     if last_attempt and end is None:
         return TrialState.RUNNING
-    if cancel_requested:
-        return TrialState.CANCELLED
+    # Before the request: a trial that failed while it was cancelled has failed.
     if end is not None and end.get("final") and not is_open(retry_request, last_attempt):
         return TrialState.CANCELLED if end["outcome"] == Outcome.CANCELLED else TrialState.FAILED
-    return TrialState.WAITING
+    return TrialState.CANCELLED if cancel_requested else TrialState.WAITING
 
 
 def is_open(retry_request: JsonObject | None, last_attempt: int) -> bool:

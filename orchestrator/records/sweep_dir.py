@@ -6,13 +6,15 @@
       sweep.hub_commits.json       its data sets of the hub: source as written -> commit
       submissions/0001.json        when, by whom, which trials it asked for, how to run them
       specs.jsonl                  specs of trials that have not started (unstarted_specs.py)
-      submit.lock                  flocked by `memscale submit` while it writes all these
+      submit.lock                  flocked by `memscale submit` while it writes all these, and until
+                                   the controller of its submission runs
       code/<12 hex digits>/        the code that submissions run (code_snapshot.py)
       controller.json              pid, host, start time and heartbeat of the controller, which
                                    holds a flock on controller.lock
       statuses.jsonl               controller: cache of final statuses (status_cache.py)
       cancel.json                  present: somebody asked to cancel the sweep
       tracking.json                exporter: this folder's id in trackers, parent run, problems
+      tracking.folder_id           exporter: a copy of that id
       tracking.log                 what the exporter said; `tracking.lock` is flocked by it
       nodes/<host>.log             what the process that starts ranks on a node printed
       nodes/ray.log                what Ray said of its own failures
@@ -162,7 +164,9 @@ class SweepDir:
 
     def add_submission(self, record: Mapping[str, Any]) -> int:
         """Store a submission and return its number, 1 for the first."""
-        folder, number = self.path / "submissions", len(self._submission_names()) + 1
+        folder = self.path / "submissions"
+        # The highest, not the count: of lost records, later ones keep their numbers.
+        number = max((int(Path(name).stem) for name in self._submission_names()), default=0) + 1
         folder.mkdir(exist_ok=True)
         write_json(folder / f"{number:04d}.json", {"number": number, **record})
         return number

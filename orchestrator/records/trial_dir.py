@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.records import unstarted_specs
 from orchestrator.records.attempt_dir import AttemptDir
+from orchestrator.records.errors import StoreError
 from orchestrator.records.json_files import (
     read_json,
     read_record,
@@ -232,8 +233,13 @@ class TrialDir:
         return read_json(self.path / "controller.json")
 
     def heartbeat(self) -> dict[str, Any] | None:
-        """Return what rank 0 last said about its progress."""
-        return read_record(self.path / "heartbeat.json")
+        """Return what rank 0 last said about its progress; None if it cannot be read.
+
+        Nobody flushes it to the disk, so a power cut may leave it empty. Nothing rests on it.
+        """
+        with suppress(StoreError):
+            return read_record(self.path / "heartbeat.json")
+        return None
 
     def cancel_requested(self) -> bool:
         """Whether somebody asked to cancel this trial."""
@@ -290,7 +296,7 @@ class TrialDir:
                 the last two.
 
         Raises:
-            StoreError: If one of them is damaged.
+            StoreError: If one of them is damaged; a damaged heartbeat counts as none.
         """
         try:
             names = set(os.listdir(self.path))  # noqa: PTH208 -- names, no paths
@@ -317,7 +323,7 @@ class TrialDir:
                 for attempt in (attempts[-2:] if for_status else attempts)
             ),
             result=result,
-            heartbeat=None if result else read("heartbeat.json"),
+            heartbeat=self.heartbeat() if "heartbeat.json" in names and not result else None,
             controller=read("controller.json"),
             retry_request=read("retry.json"),
             cancel_requested="cancel.json" in names,

@@ -8,6 +8,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from orchestrator.records.trial_spec import TrialSpec
@@ -20,6 +21,9 @@ SIZES = frozenset(
 
 _FIRST = ("train.lr", "train.tokens")
 """Named before settings that follow from them, as the number of steps does."""
+
+_ALWAYS_NAMED = ("train.tokens", "train.batch_tokens")
+"""Named also where a rate tells the trials apart: it is chosen for one length and batch."""
 
 MATCH = "match."
 """Prefix of what `match` held equal, and of what it solved for: `match.solve`."""
@@ -45,8 +49,9 @@ def varied_settings(
     Settings of the data count wherever they differ: no two data sets are compared in silence. Of
     settings that change together one is named: the learning rate rather than what is derived from
     it, any other setting rather than a dimension of the model. A rate may be chosen for a model,
-    never a model for a rate, so what differs in the model is named beside the rate. Where `match`
-    solved for a setting, what it held equal counts in its place.
+    never a model for a rate, so what differs in the model is named beside the rate. So are training
+    tokens and batch size. Where `match` solved for a setting, what it held equal counts in its
+    place.
 
     Args:
         trials: Architecture, preset and flat settings of each; a setting that is None or absent
@@ -63,8 +68,14 @@ def varied_settings(
     own = {
         *_telling_apart(of_one_size, lambda key: not key.startswith("data.")),
         *_telling_apart(of_one_size, lambda key: key.startswith((MATCH, "model."))),
+        *(name for name in _ALWAYS_NAMED if any(_values(group, name) > 1 for group in of_one_size)),
     }
     return (*sorted(own), *sorted(_telling_apart([every], lambda key: key.startswith("data."))))
+
+
+def _values(group: Sequence[Mapping[str, Hashable]], name: str) -> int:
+    """Return how many values a setting has among trials; where `match` solved for it, none."""
+    return len({cells[name] for cells in group if name in cells})
 
 
 def _telling_apart(
@@ -129,6 +140,8 @@ def setting_text(value: Any) -> str:
     """Return a value as short as it can be written: `3e-3`, `64`, `1e6`, `on`."""
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, Integral):
+        value = int(value)  # NumPy's integers are no int
     if isinstance(value, int | float) and math.isfinite(value) and value != 0:
         plain = f"{value:.12g}"
         exponent = math.floor(math.log10(abs(value)) + 1e-9)

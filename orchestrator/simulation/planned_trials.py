@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 
 from orchestrator.planning.pricing import Plan, PlannedTrial
-from orchestrator.planning.runtime_prior import GUESS_GPU_FLOPS_PER_SECOND
+from orchestrator.planning.runtime_prior import (
+    GUESS_GPU_FLOPS_PER_SECOND,
+    GUESS_GPU_START_S,
+    GUESS_GPU_STEP_S,
+)
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.gpu_sharing import memory_need, ranks_per_gpu
@@ -73,12 +77,22 @@ def rate_text(plan: Plan, cluster: ClusterSpec) -> str:
     """Return where the predicted times come from."""
     if cluster.gpu_flops is not None and cluster.gpus:
         return f"at {cluster.gpu_flops:.2g} FLOP/s a GPU, as given; a share of a GPU gets its share"
-    rate = f" ({GUESS_GPU_FLOPS_PER_SECOND:.0e} FLOP/s a GPU; say gpu_flops=…)"
+    guesses = [t.runtime for t in plan.trials if t.to_train and t.runtime.source == "guess"]
+    total = sum(guess.seconds for guess in guesses)
+    low, high = (
+        sum(guess.seconds * guess.factors[end] for guess in guesses) / max(total, 1e-9)
+        for end in (0, 1)
+    )
+    rate = (
+        f" ({GUESS_GPU_START_S:g} s to compile; {GUESS_GPU_FLOPS_PER_SECOND:.0e} FLOP/s a GPU, and "
+        f"{1e3 * GUESS_GPU_STEP_S:g} ms a step at least: say gpu_flops=…)"
+    )
     text = {
         "steps": "from measured step times; a share of a GPU gets its share",
         "measured": "from trials of the same architecture measured here",
         "scaled": "scaled from other trials measured here",
-        "guess": f"a guess{rate if cluster.gpus else ''}",
+        "guess": f"a guess{rate if cluster.gpus else ''}, and true times are {low:.2g} to "
+        f"{high:.2g} times these",
     }
     sources = sorted({trial.runtime.source for trial in plan.trials if trial.to_train})
     return "; ".join(text[source] for source in sources)

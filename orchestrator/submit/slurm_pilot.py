@@ -117,7 +117,7 @@ class HeadPilot:
         threading.Thread(target=requeue_if_ray_dies, daemon=True, name="watch Ray").start()
         with job_environment.notices(on_notice) as came:
             try:
-                controller.run(launcher.tell)
+                status = controller.run(launcher.tell)
             except BusyError as error:
                 LOG.warning("%s", error)
                 return "busy"
@@ -126,8 +126,8 @@ class HeadPilot:
                 without_ray.cancel()
                 head_address.withdraw()
             left = any(
-                sweep.trial(trial_id).state() in (TrialState.WAITING, TrialState.RUNNING)
-                for trial_id in self.trial_ids
+                sweep.trial(trial.trial_id).state() in (TrialState.WAITING, TrialState.RUNNING)
+                for trial in status.trials  # without those that cannot be read
             )
             if came and left and job_environment.requeue_job():
                 return "requeued"

@@ -69,20 +69,20 @@ class SlurmSubmission(Submission):
         job_records.refuse_if_queued(
             sweep, kinds=(job_records.HEAD, job_records.WORKER, job_records.TRIAL)
         )
-        record = self.write_records(sweep)
-        ids = slurm_pilot.submit(
-            slurm_pilot.HeadPilot(
-                sweep=str(sweep.path.absolute()),
-                submission=record["number"],
-                trial_ids=[t.spec.trial_id for t in self.plan.readable],
-                cache=str(self._cache),
-                request=self.request.to_json(),
-                gpus_per_node=self._gpus_per_node(partition, todo),
-                predicted_s=self._predicted_s,
-                job=self.job,
-            ),
-            code=_code(record),
-        )
+        with self.recorded(sweep) as record:
+            ids = slurm_pilot.submit(
+                slurm_pilot.HeadPilot(
+                    sweep=str(sweep.path.absolute()),
+                    submission=record["number"],
+                    trial_ids=record["trial_ids"],
+                    cache=str(self._cache),
+                    request=self.request.to_json(),
+                    gpus_per_node=self._gpus_per_node(partition, todo),
+                    predicted_s=self._predicted_s,
+                    job=self.job,
+                ),
+                code=_code(record),
+            )
         return QueuedJobs(job_ids=ids, trials=len(todo), queued_before=0)
 
     def follow(self, on_update: Callable[[SweepStatus], None]) -> SubmissionResult:
@@ -126,19 +126,19 @@ class SlurmSubmission(Submission):
         left = [spec for spec in todo if spec.trial_id not in before]
         if not left:
             return QueuedJobs(job_ids=(), trials=len(todo), queued_before=len(todo))
-        record = self.write_records(sweep)
-        ids = slurm_direct.submit(
-            sweep,
-            left,
-            submission=record["number"],
-            code=_code(record),
-            request=self.request,
-            partition=partition,
-            array_size=commands.max_array_size(),
-            cache=self._cache,
-            predicted_s=self._predicted_s,
-            job=self.job,
-        )
+        with self.recorded(sweep) as record:
+            ids = slurm_direct.submit(
+                sweep,
+                left,
+                submission=record["number"],
+                code=_code(record),
+                request=self.request,
+                partition=partition,
+                array_size=commands.max_array_size(),
+                cache=self._cache,
+                predicted_s=self._predicted_s,
+                job=self.job,
+            )
         return QueuedJobs(job_ids=ids, trials=len(todo), queued_before=len(todo) - len(left))
 
     def _check(self, partition: Partition, todo: Sequence[TrialSpec]) -> None:

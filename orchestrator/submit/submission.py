@@ -5,9 +5,9 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +120,15 @@ class Submission:
         """
         sweep = sweep_dir(self.runs, self.plan.sweep.name)
         self._refuse_what_cannot_run()
-        with ExitStack() as until_the_end:
-            with submitting(sweep):
-                how = self._how(code_snapshot.take(sweep))
-                start = LauncherStart(_launcher(sweep, how, warm))
-                until_the_end.callback(start.close)
-                if self._trains:
-                    # It takes longest and leaves this process idle, which writes specs meanwhile.
-                    start.begin()
-                record = self._write_records(sweep, how)
+        with ExitStack() as until_the_end, ExitStack() as until_locked:
+            until_locked.enter_context(self._writing(sweep))
+            how = self._how(code_snapshot.take(sweep))
+            start = LauncherStart(_launcher(sweep, how, warm))
+            until_the_end.callback(start.close)
+            if self._trains:
+                # It takes longest and leaves this process idle, which writes specs meanwhile.
+                start.begin()
+            record = self._write_records(sweep, how)
             snapshot = self.plan.snapshot.submitted(trial.spec for trial in self.plan.readable)
             return run_recorded(
                 sweep,
@@ -138,6 +138,7 @@ class Submission:
                 # Slurm jobs may have run single trials since, without a trace in the sweep's files.
                 snapshot=None if job_records.used(sweep) else snapshot,
                 start=start,
+                on_locked=until_locked.close,
             )
 
     def detach(self) -> Path:
@@ -152,38 +153,54 @@ class Submission:
             StoreError: If it ended before it ran the sweep.
         """
         sweep = sweep_dir(self.runs, self.plan.sweep.name)
-        record = self.write_records(sweep)
-        number, code = int(record["number"]), Path(record["run"]["code"])
-        environment = {} if self.tracking_uri is None else {TRACKING: self.tracking_uri}
-        if self.address is None:
-            return _detach_here(sweep, number, code, environment)
-        log: Path = _ray("ray_detached").start_detached_controller(
-            sweep,
-            number,
-            code=code,
-            address=self.address,
-            environment={
-                **{n: v for n, v in os.environ.items() if n.startswith(PASSED_ON)},
-                **environment,
-            },
-            started=lambda: _runs(sweep, number),
-            timeout_s=HOSTED_S,
-        )
-        return log
+        with self.recorded(sweep) as record:
+            number, code = int(record["number"]), Path(record["run"]["code"])
+            environment = {} if self.tracking_uri is None else {TRACKING: self.tracking_uri}
+            if self.address is None:
+                return _detach_here(sweep, number, code, environment)
+            log: Path = _ray("ray_detached").start_detached_controller(
+                sweep,
+                number,
+                code=code,
+                address=self.address,
+                environment={
+                    **{n: v for n, v in os.environ.items() if n.startswith(PASSED_ON)},
+                    **environment,
+                },
+                started=lambda: _runs(sweep, number),
+                timeout_s=HOSTED_S,
+            )
+            return log
 
     def write_records(self, sweep: SweepDir) -> Mapping[str, Any]:
+        """Write what `recorded` writes, for whoever starts nothing; return the record."""
+        with self.recorded(sweep) as record:
+            return record
+
+    @contextmanager
+    def recorded(self, sweep: SweepDir) -> Iterator[Mapping[str, Any]]:
         """Write specs, sweep.yaml, the code and the submission; take back old requests to cancel.
 
-        Returns:
+        No other submission can write until the end of the block: by then, what runs this one has
+        begun, and others are refused.
+
+        Yields:
             The submission's record, as stored.
 
         Raises:
-            BusyError: If a live controller runs this sweep already.
+            BusyError: If a live controller runs this sweep already. Then nothing is written.
             ExperimentError: If no cluster answers at its address. Then nothing is written.
         """
         self._refuse_what_cannot_run()
+        with self._writing(sweep):
+            yield self._write_records(sweep, self._how(code_snapshot.take(sweep)))
+
+    @contextmanager
+    def _writing(self, sweep: SweepDir) -> Iterator[None]:
+        """Hold the right to write records, unless a controller has begun since the plan."""
         with submitting(sweep):
-            return self._write_records(sweep, self._how(code_snapshot.take(sweep)))
+            refuse_if_busy(replace(self.plan.snapshot, controller=sweep.controller()))
+            yield
 
     @property
     def _trains(self) -> bool:
@@ -191,7 +208,7 @@ class Submission:
         return any(trial.to_train for trial in self.plan.trials)
 
     def _refuse_what_cannot_run(self) -> None:
-        """Raise what `write_records` raises."""
+        """Raise what `recorded` raises, before the sweep gets a folder."""
         refuse_if_busy(self.plan.snapshot)
         if self.address is not None and self._trains:
             _ray("ray_connect").ping(self.address)
@@ -219,7 +236,8 @@ class Submission:
             "argv": redacted_argv(self.argv),
             "question": self.plan.sweep.question,
             "files": [str(file) for file in dict.fromkeys(self.plan.sweep.files)],
-            "trial_ids": [t.spec.trial_id for t in self.plan.readable],
+            # All of them, for the status to name what cannot be read.
+            "trial_ids": [t.spec.trial_id for t in self.plan.trials],
             **({"register": True} if self.register else {}),
             "new": {t.spec.trial_id: t.why for t in self.plan.trials if t.status == "new"},
             "run": how,
@@ -247,6 +265,7 @@ def run_recorded(
     address: str | None = None,
     snapshot: SweepSnapshot | None = None,
     start: LauncherStart | None = None,
+    on_locked: Callable[[], None] = lambda: None,
 ) -> SubmissionResult:
     """Run a recorded submission, in the process that recorded it or in another, on any machine.
 
@@ -259,6 +278,7 @@ def run_recorded(
         address: Of the Ray cluster as seen from here, if not as it was given.
         snapshot: The sweep as the submission left it; None: the controller reads it.
         start: Of the launcher, where it exists; None: it begins here. It is closed at the end.
+        on_locked: Called once no other controller can run this sweep any more.
 
     Raises:
         BusyError: If a live controller runs this sweep already.
@@ -295,7 +315,7 @@ def run_recorded(
             with stops.output():
                 on_update(status)
 
-        status = controller.run(tell)
+        status = controller.run(tell, on_locked=on_locked)
     assert exporter.drained is not None, "the end of `exporting` drains"
     return SubmissionResult(status=status, interrupted=bool(stops.came), drained=exporter.drained)
 

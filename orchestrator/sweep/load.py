@@ -184,6 +184,12 @@ class _File:
         )
         self._sweep = sweep
         self.diagnostics.add(sections.single_values(header.base, unknown_keys=True))
+        for key, value in header.base.items():
+            # A value that every trial overrides meets none of their rules. Models and data are left
+            # out: their classes are anyone's, and may be slow or wrong about a field on its own.
+            ours = key.startswith(("train.", "resources."))
+            if ours and all(key in draft.own for draft in self.drafts):
+                self.diagnostics.add(sections.broken_rules({key: value}))
         for entry in self._broken:
             for settings in entry.written():
                 self.diagnostics.add(sections.single_values(settings, unknown_keys=False))
@@ -233,17 +239,17 @@ class _File:
 
 def _matches_with_themselves(drafts: Sequence[DraftTrial]) -> list[str]:
     """Say which `match` names the one architecture of its own trials."""
-    architectures: dict[YamlNode, set[Any]] = {}
+    alone: dict[YamlNode, bool] = {}
     for draft in drafts:
         if draft.match is not None and draft.match.model is None:
-            own = draft.settings.get("model.architecture")
-            names = architectures.setdefault(draft.match.target, set())
-            names.add(None if own is None else own.content)
+            own, target = draft.settings.get("model.architecture"), draft.match.target
+            same = own is not None and own.content == target.content
+            alone[target] = same and alone.get(target, True)
     return [
         f"{target.line}:{target.column}: {target.path} compares {target.shown} with itself, which "
         "changes nothing; name another architecture, or leave match out"
-        for target, names in architectures.items()
-        if names == {target.content}
+        for target, same in alone.items()
+        if same
     ]
 
 
@@ -344,6 +350,8 @@ def _find_duplicates(files: Sequence[_File]) -> None:
                 continue
             where = "" if twin[0] is file else f" of {twin[0].source.label}"
             again = f"{spec.origin} is the same trial as {twin[1]}{where}"
+            if not where and spec.origin == twin[1]:
+                again = f"{spec.origin} is there twice"
             repeated.setdefault(draft.where, []).append(again)
         file.diagnostics.add(_duplicate(where, pairs) for where, pairs in repeated.items())
 
@@ -355,7 +363,9 @@ def _share_a_seed(one: _File, other: _File) -> bool:
 def _duplicate(where: YamlNode, pairs: Sequence[str]) -> Diagnostic:
     message = pairs[0] + (f" (and {len(pairs) - 1} more)" if len(pairs) > 1 else "")
     fix = "remove one of them; resources, retries and logging do not make a trial another one"
-    if ".isoflop" in pairs[0]:
+    if pairs[0].endswith(" is there twice"):
+        fix = "remove one of them"
+    elif ".isoflop" in pairs[0]:
         fix = "the sizes lie too close together: raise span or lower sizes"
     return where.diagnostic_at_key(message, fix, kind="missing")
 

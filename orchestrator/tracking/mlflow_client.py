@@ -17,7 +17,7 @@ from orchestrator.tracking import half_made_database
 from orchestrator.tracking.corpus_dataset import CorpusDataset
 from orchestrator.tracking.journal_reader import Point
 from orchestrator.tracking.run_schema import FOLDER_ID, KIND, SUBMITTED_AT, TRIAL_KIND
-from orchestrator.tracking.tracking_uri import database_file
+from orchestrator.tracking.tracking_uri import database_file, moved_artifacts
 
 LOG = logging.getLogger(__name__)
 MAX_PARAMS = 100
@@ -121,6 +121,8 @@ class TrackingClient:
         """Prepare; nothing is opened yet."""
         self.uri = uri
         self._opened: Any = None
+        self._moved: str | None = None
+        """Why no artifacts are sent, and what to do; None where they are."""
 
     @opens_tracker
     def open(self) -> None:
@@ -151,14 +153,22 @@ class TrackingClient:
     def experiment(self, name: str, *, artifacts: str | None, tags: Mapping[str, str]) -> str:
         """Return the id of the experiment of this name; set its tags.
 
-        It is made if missing, restored if deleted.
+        It is made if missing, restored if deleted. If its artifacts belong to the place where the
+        runs folder lay before, none are sent any more: each is refused.
+
+        Args:
+            name: Of the experiment.
+            artifacts: Where its artifacts go (`artifact_location`).
+            tags: Those that differ are set.
         """
-        found = self._client.get_experiment_by_name(name)
+        found, self._moved = self._client.get_experiment_by_name(name), None
         if found is None:
             made: str = self._client.create_experiment(
                 name, artifact_location=artifacts, tags=dict(tags)
             )
             return made
+        if artifacts is not None:
+            self._moved = moved_artifacts(self.uri, found.artifact_location, artifacts)
         if found.lifecycle_stage != "active":
             LOG.warning("experiment %s was deleted from the tracker; it is restored", name)
             self._client.restore_experiment(found.experiment_id)
@@ -315,12 +325,18 @@ class TrackingClient:
     @opens_tracker
     def log_text(self, run_id: str, text: str, artifact: str) -> None:
         """Store a text file among a run's artifacts."""
+        self._refuse_if_moved()
         self._client.log_text(run_id, text, artifact)
 
     @opens_tracker
     def log_folder(self, run_id: str, folder: Path, name: str) -> None:
         """Store all files of a folder among a run's artifacts, under a name."""
+        self._refuse_if_moved()
         self._client.log_artifacts(run_id, str(folder), name)
+
+    def _refuse_if_moved(self) -> None:
+        if self._moved is not None:
+            raise RefusedError(self._moved)
 
 
 def _pages(search: Callable[..., Any], **asked: Any) -> Iterator[Any]:
@@ -385,6 +401,9 @@ def _translated(error: Exception, uri: str) -> TrackerError:
             f"nothing answers at {without_password(uri) or 'its address'}; start the server there, "
             "or correct --tracking-uri or MLFLOW_TRACKING_URI"
         )
+    if isinstance(error, OSError) and error.filename is not None:
+        # A file of one run's artifacts: the tracker itself answers, and other runs go on.
+        return RefusedError(f"{error.filename}: {error.strerror}; its artifacts cannot be stored")
     if "database is locked" in message:
         return TrackerError(LOCKED)
     if code == "RESOURCE_DOES_NOT_EXIST":

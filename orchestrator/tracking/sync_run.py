@@ -124,16 +124,17 @@ def sync_parent(
     if params := run_schema.submission_params(submissions[run.kept.submissions :]):
         run.send_params(params, of=f"sweep {sweep.name}")
         run.keep(submissions=len(submissions))
-    if report is not None and report.digest != run.kept.report:
-        run.send_points(report.points)
-        client.log_folder(run_id, report.folder, sweep_report.FOLDER)
-        run.keep(report=report.digest)
     waiting = {i for i, one in snapshots.items() if one.view.state is TrialState.WAITING}
     status = run_schema.sweep_status(
         [one.view.state for one in snapshots.values()], controlled=bool(waiting & controlled)
     )
     last_end_s = max((at for of in ends.values() for at, _ in of), default=submitted_at_s)
     run.sync_status(status, ended_at_s=last_end_s)
+    # Artifacts go last: where they are refused, the run has everything else.
+    if report is not None and report.digest != run.kept.report:
+        run.send_points(report.points)
+        client.log_folder(run_id, report.folder, sweep_report.FOLDER)
+        run.keep(report=report.digest)
     sweep_file = sweep.path / "sweep.yaml"
     if sweep_file.exists():
         text = artifact_text(sweep_file)

@@ -22,6 +22,8 @@ from orchestrator.tracking.journal_reader import Mark, batches
 FILE = "tracking.json"
 LOCK = "tracking.lock"
 """Of the sweep's only exporter."""
+SECOND = "tracking.folder_id"
+"""A copy of the sweep's `folder_id`: without it, a lost tracking.json would double every run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +118,14 @@ def problem(sweep: SweepDir, uri: str) -> str | None:
 
 
 def problems(sweep: SweepDir) -> dict[str, str]:
-    """Return why trackers lack something, by URI without password; needs no tracker."""
-    records = (read_json(sweep.path / FILE) or {}).items()
+    """Return why trackers lack something, by URI without password; needs no tracker.
+
+    A damaged record is a problem of "the tracker": nobody knows which.
+    """
+    try:
+        records = (read_json(sweep.path / FILE) or {}).items()
+    except (StoreError, UnicodeDecodeError) as error:
+        return {"the tracker": str(error)}
     found = {uri: kept.get("problem") for uri, kept in records if isinstance(kept, Mapping)}
     return {uri: str(sentence) for uri, sentence in found.items() if sentence is not None}
 
@@ -175,12 +183,15 @@ def folder_id(sweep: SweepDir) -> str:
 
     Two people may run the same sweep against one server; their runs must not mix.
     """
-    path = sweep.path / FILE
-    record = read_json(path) or {}
+    path, second = sweep.path / FILE, sweep.path / SECOND
+    record, copied = read_json(path) or {}, _text(second)
+    kept = str(record.get("folder_id") or copied or uuid.uuid4().hex)
+    # The copy goes first: whoever is killed in between finds it again.
+    if copied != kept:
+        second.write_text(kept, encoding="utf-8")
     if "folder_id" not in record:
-        record = {"folder_id": uuid.uuid4().hex, **record}
-        write_json(path, record)
-    return str(record["folder_id"])
+        write_json(path, {"folder_id": kept, **record})
+    return kept
 
 
 def points_waiting(sweep: SweepDir, uri: str) -> int:
@@ -207,6 +218,13 @@ def _tracker(sweep: SweepDir, uri: str) -> dict[str, Any]:
 def _save_tracker(sweep: SweepDir, uri: str, record: Mapping[str, Any]) -> None:
     path = sweep.path / FILE
     write_json(path, {**(read_json(path) or {}), without_password(uri): record})
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _read_trial(path: Path) -> dict[str, Any]:

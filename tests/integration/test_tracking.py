@@ -21,11 +21,14 @@ from orchestrator.control.loop import Controller
 from orchestrator.launchers.local import ProcessLauncher
 from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.processes import ProcessId
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import sync_state
 from orchestrator.tracking.corpus_dataset import trial_datasets
 from orchestrator.tracking.exporter_process import ExporterProcess, exporting
+from orchestrator.tracking.mlflow_client import TrackingClient
 from orchestrator.tracking.run_schema import CANCEL, FOLDER_ID, KIND, RETRY, RETRY_TAKEN
+from orchestrator.tracking.sync_sweep import SweepSync
 from orchestrator.tracking.tracked_sweeps import list_tracked_sweeps
 from orchestrator.tracking.tracking_uri import default_tracking_uri
 
@@ -364,6 +367,30 @@ def test_a_lost_store_is_rebuilt_from_the_trial_directories_by_sync(tmp_path, ma
     store.unlink()
     (sweep.disk.trials()[0].path / "tracking.json").unlink()
     sync()
+
+
+def test_a_moved_runs_folder_sends_no_artifacts_to_its_old_place(tmp_path, make_store, caplog):
+    old, new = tmp_path / "old", tmp_path / "new"
+    make_store(old / "runs")
+    sweep = disk_sweep.DiskSweep(old / "runs", "moved")
+    submitted(sweep, 1)
+    sweep.uncontrol()
+    (sweep.disk.path / "sweep.yaml").write_text("name: before\n")
+    assert SweepSync(sweep.disk, TrackingClient(default_tracking_uri(old / "runs"))).round()
+    old.rename(new)
+    moved = SweepDir(new / "runs" / "moved")
+    (moved.path / "sweep.yaml").write_text("name: moved\n")
+    sync = SweepSync(moved, TrackingClient(default_tracking_uri(new / "runs")))
+
+    assert sync.round() is False
+
+    assert f"keeps artifacts in {old}/runs/mlartifacts" in caplog.text
+    assert not old.exists()
+    (old / "runs").mkdir(parents=True)
+    (old / "runs" / "mlartifacts").symlink_to(new / "runs" / "mlartifacts")
+    assert SweepSync(moved, TrackingClient(default_tracking_uri(new / "runs"))).round() is True
+    (stored,) = (new / "runs" / "mlartifacts").rglob("sweep.yaml")
+    assert stored.read_text() == "name: moved\n"
 
 
 @pytest.mark.slow

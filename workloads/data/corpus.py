@@ -98,9 +98,6 @@ class Corpus(Protocol):
 
     vocab_size: int
     tokens_per_epoch: int
-    bytes_per_token: float | None
-    """Bytes of text per token on held-out text, for bits per byte; None where text has no bytes of
-    its own."""
     probes: Sequence[ProbeSet]
 
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
@@ -112,3 +109,9 @@ class Corpus(Protocol):
 
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:
         """Return held-out windows (n, seq_len + 1), n >= 0; the same for every trial."""
+
+    def validation_bytes_per_token(self, *, seq_len: int) -> float | None:
+        """Return bytes of text per target of these windows, for bits per byte.
+
+        None where text has no bytes of its own. Asked if there are windows.
+        """

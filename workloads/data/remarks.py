@@ -16,6 +16,22 @@ def few_held_out(tokens: float, *, fix: str, about: str = "") -> list[str]:
     ]
 
 
+def trained_on(n_documents: int, *, fix: str) -> list[str]:
+    """Say if documents are held out and trained on: the loss on them is no loss on new text."""
+    if not n_documents:
+        return []
+    number = f"{n_documents:,} document{'s' if n_documents > 1 else ''}"
+    return [f"held-out text: {number} of the training text stand there too; {fix}"]
+
+
+def limited_mixture(tokens: float, *, limited_by: object, fix: str) -> str:
+    """Say that one part of a mixture holds out so little that evaluations shrink to it."""
+    return (
+        f"held-out text: {limited_by} has so little that evaluations in the shares of training "
+        f"take {tokens:,.0f} tokens in all; {fix}"
+    )
+
+
 def unused_tokens(size: int, *, vocab_size: int, fix: str) -> list[str]:
     """Say if rows of the embedding stand for no token: they count in all sizes and costs."""
     unused = vocab_size - size

@@ -34,11 +34,18 @@ class EpochCorpus(ABC):
 
     tokens_per_epoch: int
     """Length of every epoch."""
+    bytes_per_token: float | None = None
+    """On held-out text; None where tokens are words of an invented vocabulary."""
     _streams: dict[tuple[int, int], NDArray[np.integer]] = field(default_factory=dict, repr=False)
 
     @abstractmethod
     def epoch(self, epoch: int, seed: int) -> NDArray[np.integer]:
         """Return all tokens of an epoch, documents shuffled. Does not depend on earlier epochs."""
+
+    def validation_bytes_per_token(self, *, seq_len: int) -> float | None:
+        """Return that of all held-out text: documents are shuffled, so windows differ little."""
+        del seq_len
+        return self.bytes_per_token
 
     def windows(self, indices: NDArray[np.int64], *, seq_len: int, seed: int) -> NDArray[np.int64]:
         """Return token ids (len(indices), seq_len + 1), a pure function of (index, seq_len, seed).

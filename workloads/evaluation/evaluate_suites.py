@@ -34,7 +34,7 @@ def evaluate_task(
     model: HarnessModel, task: TaskSpec, rows: Sequence[Row], examples: Sequence[Row]
 ) -> TaskResult:
     """Return what the harness measures of a model on one task."""
-    before = model.n_truncated
+    model.cut_prompts.clear()
     with _quiet():
         # Not `simple_evaluate`, which spends seconds on describing the machine.
         found = evaluator.evaluate(
@@ -57,7 +57,7 @@ def evaluate_task(
         n=len(rows),
         metrics=metrics,
         chance=chance,
-        n_truncated=model.n_truncated - before,
+        n_truncated=len(model.cut_prompts),
     )
 
 

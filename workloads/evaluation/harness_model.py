@@ -37,9 +37,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self.text.progress = tell
 
     @property
-    def n_truncated(self) -> int:
-        """Requests so far whose prompt was cut."""
-        return self.text.n_truncated
+    def cut_prompts(self) -> set[tuple[int, ...]]:
+        """Ids of the prompts so far that did not fit; emptied by whoever begins a task."""
+        return self.text.cut_prompts
 
     @property
     def eot_token_id(self) -> int:

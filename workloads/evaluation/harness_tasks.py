@@ -42,6 +42,7 @@ def build(task: TaskSpec, rows: Sequence[Row], examples: Sequence[Row]) -> list[
         "doc_to_text": _template(task.prompt),
         "description": task.description,
         "num_fewshot": task.shots,
+        "fewshot_delimiter": task.shots_delimiter,
     }
     if task.shots:
         splits["examples"] = Dataset.from_list(list(examples))
@@ -104,10 +105,17 @@ _ANSWER, _WHOLE = ("nll", "bits_per_byte"), ("acc", "nll", "bits_per_byte")
 
 
 def _likelihood(task: TaskSpec, target: str, name: str, metrics: Sequence[str]) -> dict[str, Any]:
-    solution = _template(target)
+    prompt, solution = _template(task.prompt), _template(target)
 
     def continuation(row: Mapping[str, Any]) -> str:
         return task.delimiter + solution(row)
+
+    def counted(row: Mapping[str, Any]) -> str:
+        if task.delimiter:
+            return solution(row)
+        # The harness moves whitespace that ends a prompt to what follows, and scores it there.
+        before = prompt(row)
+        return before[len(before.rstrip()) :] + solution(row)
 
     return {
         "task": name,
@@ -115,7 +123,7 @@ def _likelihood(task: TaskSpec, target: str, name: str, metrics: Sequence[str]) 
         "doc_to_target": continuation,
         # It is the continuation's already, in examples too.
         "target_delimiter": "",
-        "process_results": likelihood_scores(continuation, metrics, len(task.delimiter)),
+        "process_results": likelihood_scores(counted, metrics),
         "metric_list": _means(*metrics),
     }
 
@@ -168,16 +176,21 @@ def context_scores(row: Mapping[str, Any], scores: Scores) -> dict[str, float]:
 
 
 def likelihood_scores(
-    continuation: Callable[[Mapping[str, Any]], str], metrics: Sequence[str], n_delimiter: int
+    counted: Callable[[Mapping[str, Any]], str], metrics: Sequence[str]
 ) -> Callable[[Mapping[str, Any], Scores], dict[str, float]]:
-    """Return the function that makes metrics of a continuation's likelihood."""
+    """Return the function that makes metrics of a continuation's likelihood.
+
+    Args:
+        counted: Returns the text of a row over whose bytes `bits_per_byte` is taken.
+        metrics: Which ones.
+    """
 
     def scores_of(row: Mapping[str, Any], scores: Scores) -> dict[str, float]:
         likelihood, greedy = scores[0]
         found = {
             "acc": float(greedy),
             "nll": -likelihood,
-            "bits_per_byte": bits_per_byte(likelihood, continuation(row)[n_delimiter:]),
+            "bits_per_byte": bits_per_byte(likelihood, counted(row)),
         }
         return {name: found[name] for name in metrics}
 

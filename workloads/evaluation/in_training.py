@@ -4,12 +4,12 @@ All ranks take part.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workloads.evaluation.measure import Asked, import_harness, measure, prepare
+from workloads.evaluation.measure import Asked, import_harness, measure, prepare, require_answers
 from workloads.evaluation.text_model import NotANumberError, TextModel
 from workloads.evaluation.time_limit import TimeLimit
 from workloads.training import device
@@ -17,7 +17,7 @@ from workloads.training.benchmark_hook import ModelInTraining
 
 LOG = logging.getLogger(__name__)
 UNFINISHED = "eval/unfinished_tasks"
-"""Metric: tasks that were left out, because the time of evaluations was over."""
+"""Metric: tasks that were left out: the time of evaluations was over, or they were refused."""
 
 Keep = Callable[[str, dict[str, Any]], None]
 """Takes the name of a suite and its record."""
@@ -53,18 +53,32 @@ class BenchmarksInTraining:
         )
         limit = TimeLimit(seconds=self._seconds(trained), world=trained.world)
         unfinished: list[str] = []
+        late: list[str] = []
         try:
             with device.varying_shapes(trained.here):
                 for one in self.asked:
+                    refusals: list[ValueError] = []
                     record = measure(
                         one,
                         model,
                         lambda task, done, total: trained.progress(),
                         step=trained.step,
                         limit=limit,
+                        refused=refusals.append,
                     )
                     metrics |= record["metrics"]
-                    unfinished += record.get("unfinished", [])
+                    missing = record.get("unfinished", [])
+                    unfinished += missing
+                    if refusals:
+                        LOG.warning(
+                            "benchmarks after step %d: %s cannot be measured, and training goes "
+                            "on: %s",
+                            trained.step,
+                            ", ".join(missing),
+                            refusals[0],
+                        )
+                    else:
+                        late += missing
                     if trained.world.is_main:
                         self.keep(one.name, record)
         except NotANumberError as error:
@@ -75,12 +89,13 @@ class BenchmarksInTraining:
             trained.model.train(was_training)
         if unfinished:
             metrics[UNFINISHED] = float(len(unfinished))
+        if late:
             LOG.warning(
                 "benchmarks after step %d stopped at %.2g %% of the training's time, before %s; "
                 "`memscale evaluate` asks what is missing of a trained model",
                 trained.step,
                 100 * (self.most_share or 0.0),
-                ", ".join(unfinished),
+                ", ".join(late),
             )
         return metrics
 
@@ -102,6 +117,8 @@ def load(
     data: Path | None,
     *,
     questions: Path | None = None,
+    model: Mapping[str, Any],
+    seq_len: int,
     rows: int,
     steps: frozenset[int],
     keep: Keep,
@@ -115,15 +132,19 @@ def load(
         names: Of bundled suites, or YAML files.
         data: Folder of the task files; None where there is no suite.
         questions: A file of questions.
+        model: Section of the trial's spec.
+        seq_len: Tokens of a training sequence.
         rows: Rows of each task, the first ones.
         steps: After which they are asked.
         keep: Called on the main rank, with every record.
         most_share: Of the training's time, after which an evaluation stops.
 
     Raises:
-        ValueError: If there is no such suite, a file is missing or a row is wrong.
+        ValueError: If there is no such suite, a file is missing, a row is wrong, examples are too
+            few, or the model cannot generate answers.
     """
     asked = prepare(names, data, questions, limit=rows)
+    require_answers(asked, model=model, seq_len=seq_len)
     if names:
         import_harness()
     return BenchmarksInTraining(

@@ -12,7 +12,7 @@ from jinja2 import Environment, Template
 
 from workloads.evaluation import suite as suites
 from workloads.evaluation import task_rows
-from workloads.evaluation.suite import Suite, TaskSpec
+from workloads.evaluation.suite import BLANK_LINE, Suite, TaskSpec
 from workloads.evaluation.task_rows import Row
 
 BYTES_PER_TOKEN = 3.5
@@ -50,9 +50,20 @@ class PreparedSuite:
         return tuple(task.name for task in self.suite.tasks)
 
     @property
+    def answer_tokens(self) -> dict[str, int]:
+        """Task -> tokens that are generated for an answer, at most; only tasks that generate."""
+        return {task.name: task.max_tokens for task in self.suite.tasks if task.kind == "answer"}
+
+    @property
     def digest(self) -> str:
         """SHA-256 over tasks, rows and the harness's version: where equal, numbers are equal."""
-        content = (self.suite.tasks, self.rows, harness_version())
+        # Left out where a task is as it always was, so that earlier records stand.
+        later = [
+            (task.name, task.shots_delimiter, task.delimiter)
+            for task in self.suite.tasks
+            if task.shots_delimiter != BLANK_LINE or not task.delimiter
+        ]
+        content = (self.suite.tasks, self.rows, harness_version(), *later)
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
     @property
@@ -85,7 +96,8 @@ def prepare(
         limit: Rows of each task, the first ones; None takes all.
 
     Raises:
-        ValueError: If there is no such suite, a file is missing or a row is wrong.
+        ValueError: If there is no such suite, a file is missing, a row is wrong or examples are too
+            few.
     """
     chosen = [suites.load(name) for name in dict.fromkeys(names)]
     seen: dict[str, str] = {}
@@ -113,6 +125,7 @@ def _rows(data: Path, task: TaskSpec, limit: int | None) -> tuple[list[Row], lis
     examples = []
     if task.shots_file is not None:
         examples = task_rows.read(data, task, name=task.shots_file)
+        task_rows.require_examples(data, task, asked, examples)
     return asked, examples
 
 

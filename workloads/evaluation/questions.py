@@ -6,7 +6,7 @@ A file of JSON lines, plain or compressed:
 
 `answers: [...]` stands for an answer and its aliases. Rows of the split `train` are solved examples
 in the prompt, all others are asked. Where no row says its split, the questions of the lowest hashes
-are the examples, and not asked: five, but at most a tenth of all.
+are the examples: five, but at most a tenth of all. A question that the prompt solves is not asked.
 """
 
 import hashlib
@@ -66,6 +66,11 @@ class QuestionSet:
         return (self.task,)
 
     @property
+    def answer_tokens(self) -> dict[str, int]:
+        """The one task -> tokens that are generated for an answer, at most."""
+        return {self.task: MAX_TOKENS}
+
+    @property
     def most_rows(self) -> int:
         """Questions that are asked."""
         return len(self.asked)
@@ -113,7 +118,7 @@ def evaluate(asked: QuestionSet, model: TextModel, progress: Progress = silent) 
     accepted answer, nats. bits_per_byte: the same in bits over its UTF-8 bytes, the space before it
     not counted.
     """
-    before = model.n_truncated
+    model.cut_prompts.clear()
     model.progress = partial(progress, asked.task)
     prompts = [asked.preamble + _prompt(one) for one in asked.asked]
     pairs = [
@@ -141,7 +146,7 @@ def evaluate(asked: QuestionSet, model: TextModel, progress: Progress = silent) 
         n=len(asked.asked),
         metrics=metrics,
         chance=None,
-        n_truncated=model.n_truncated - before,
+        n_truncated=len(model.cut_prompts),
     )
 
 
@@ -177,13 +182,17 @@ def read(path: Path) -> QuestionSet:
                 rows.append((Question(row["question"].strip(), tuple(answers)), row.get("split")))
             else:
                 problems.add(path, line, *wrong)
-    train, asked = _split(rows)
+    train, others = _split(rows)
+    examples = tuple(train[:SHOTS])
+    # A file may have a question in several splits, or twice with other answers.
+    solved = {one.text for one in examples}
+    asked = tuple(one for one in others if one.text not in solved)
     if not problems.total and len(asked) < 2:
         what = f"has {len(asked)} questions to ask beside {len(train)} of the split train"
-        problems.add(path, None, what, "give at least two")
+        problems.add(path, None, what, "give at least two that are not among the examples")
     problems.raise_if_any()
     task = re.sub(r"[^\w.-]", "_", re.sub(r"(\.jsonl?)?(\.gz|\.zst)?$", "", path.name))
-    return QuestionSet(task=task, examples=tuple(train[:SHOTS]), asked=tuple(asked))
+    return QuestionSet(task=task, examples=examples, asked=asked)
 
 
 def _prompt(question: Question) -> str:
@@ -191,13 +200,13 @@ def _prompt(question: Question) -> str:
 
 
 def _split(rows: Sequence[tuple[Question, Any]]) -> tuple[list[Question], list[Question]]:
-    """Return the questions of the train split, and those to ask."""
+    """Return the questions of the train split, and those to ask where none solves them."""
     if any(split is not None for _, split in rows):
         train = [question for question, split in rows if split == "train"]
         return train, [question for question, split in rows if split != "train"]
     n_train = min(SHOTS, int(MOST_TRAIN_SHARE * len(rows)))
     train = sorted((question for question, _ in rows), key=_hash)[:n_train]
-    return train, [question for question, _ in rows if question not in set(train)]
+    return train, [question for question, _ in rows]
 
 
 def _hash(question: Question) -> str:

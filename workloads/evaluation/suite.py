@@ -15,6 +15,7 @@ from jinja2 import Environment, meta
 from workloads.field_error import FieldError, NonNegativeInt, PositiveInt, check_fields
 
 FOLDER = Path(__file__).with_name("suites")
+BLANK_LINE = "\n\n"
 Kind = Literal["choices", "contexts", "answer", "continuation"]
 
 
@@ -47,6 +48,8 @@ class TaskSpec:
     shots_origin: str | None = field(default=None, repr=False)
     """Which data set they are; None is the task's. Not part of a digest: it only helps whoever
     lacks the file."""
+    shots_delimiter: str = field(default=BLANK_LINE, repr=False)
+    """After each solved example."""
     shots_of: str | None = None
     """Field that an example must share with the row (MMLU's subject)."""
     n_options: Annotated[int, Interval(ge=2)] | None = field(default=None, repr=False)
@@ -63,6 +66,8 @@ class TaskSpec:
             raise FieldError("shots_file", "must be given with shots, and only then", self.shots)
         if self.delimiter != " " and self.kind != "continuation":
             raise FieldError("delimiter", "must be left out, except with continuation", self.kind)
+        if self.shots_delimiter != BLANK_LINE and not self.shots:
+            raise FieldError("shots_delimiter", "must be left out without shots", self.shots)
         if (self.kind == "contexts") == bool(self.prompt):
             raise FieldError("prompt", "must be given, except with kind contexts", self.prompt)
         if self.n_options is not None and self.options_field is None:

@@ -25,7 +25,7 @@ class TaskResult:
     chance: float | None
     """Accuracy of guessing; None where nothing is chosen."""
     n_truncated: int
-    """Requests whose prompt did not fit the model's sequence and was cut from the left."""
+    """Prompts that did not fit the model's sequence and were cut from the left, each once."""
 
     @property
     def all_metrics(self) -> dict[str, float]:

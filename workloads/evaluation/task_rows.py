@@ -1,5 +1,6 @@
 """Rows of task files, each checked against what its task reads."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,31 @@ def read(folder: Path, task: TaskSpec, *, name: str) -> list[Row]:
         problems.add(path, None, "holds no row", "take a complete download")
     problems.raise_if_any()
     return rows
+
+
+def require_examples(
+    folder: Path, task: TaskSpec, asked: Sequence[Row], examples: Sequence[Row]
+) -> None:
+    """Check that every row has as many solved examples as its prompt takes.
+
+    Raises:
+        DataError: One line per value of `shots_of` with too few; one line without it.
+    """
+    field = task.shots_of
+    wanted = {None if field is None else row[field] for row in asked}
+    there = Counter(None if field is None else row[field] for row in examples)
+    few = [value for value in wanted if there[value] < task.shots]
+    if few:
+        assert task.shots_file is not None
+        path = find(folder, task.shots_file)
+        raise DataError(
+            [
+                f"{path}: has {there[value]} examples"
+                f"{'' if field is None else f' where {field} is {value}'}, task {task.name} takes "
+                f"{task.shots}; add examples, or lower shots of the task"
+                for value in sorted(few, key=str)
+            ]
+        )
 
 
 def _fault(row: Row, task: TaskSpec) -> tuple[str, str] | None:

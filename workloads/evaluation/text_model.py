@@ -95,8 +95,8 @@ class TextModel:
     """Told after every pass how many requests of how many are done."""
     world: RankGroup = field(default_factory=RankGroup)
     """Ranks that call this model together, with the same requests."""
-    n_truncated: int = 0
-    """Requests so far whose prompt was cut."""
+    cut_prompts: set[tuple[int, ...]] = field(default_factory=set)
+    """Ids of the prompts so far that did not fit; emptied by whoever begins a task."""
 
     def __post_init__(self) -> None:
         self._shards_dense = any(map(is_sharded, self.model.parameters()))
@@ -116,7 +116,8 @@ class TextModel:
         """Return the greedy continuations of prompts, up to a stop text or the separator.
 
         Raises:
-            ValueError: If the tokens to add leave no room for a prompt.
+            ValueError: On every rank, if the tokens to add leave no room for a prompt, or the model
+                cannot decode on one rank.
         """
         batches = self._prompt_batches(prompts)
         # Where ranks run together all make all passes: how many an answer takes nobody knows.
@@ -124,12 +125,13 @@ class TextModel:
         own = batches[sharers.rank :: sharers.size]
         n_own, done = sum(len(batch.requests) for batch in own), 0
         found: list[tuple[int, str]] = []
-        for batch in own:
-            stops = [prompts[request].stops for request in batch.requests]
-            texts = self._continue(batch, stops)
-            found += zip(batch.requests, texts, strict=True)
-            done += len(texts)
-            self.progress(done, n_own)
+        with _refused_together(sharers):
+            for batch in own:
+                stops = [prompts[request].stops for request in batch.requests]
+                texts = self._continue(batch, stops)
+                found += zip(batch.requests, texts, strict=True)
+                done += len(texts)
+                self.progress(done, n_own)
         answers = dict(chain.from_iterable(sharers.all_gather_objects(found)))
         return [answers[request] for request in range(len(prompts))]
 
@@ -148,7 +150,9 @@ class TextModel:
                     f"{self.seq_len}; lower max_tokens of the task"
                 )
             ids = self.encode(prompt.text) or [self.tokenizer.separator]
-            self.n_truncated += len(ids) > room
+            if len(ids) > room:
+                # As `scores` gets it, where whitespace at its end belongs to the continuation.
+                self.cut_prompts.add(tuple(self.encode(prompt.text.rstrip())))
             by_n_tokens[prompt.n_tokens].append((request, ids[-room:]))
         batches = []
         for n_tokens, rows in by_n_tokens.items():
@@ -169,19 +173,21 @@ class TextModel:
 
         Raises:
             NotANumberError: If the model gives NaN, the largest of which would be an answer.
+            ValueError: On every rank, if the model refuses a pass on one.
         """
         # Per request: NLL, and how many pieces are not the greedy continuation.
         sums = torch.zeros(2, len(pairs), dtype=torch.float64)
         # Choices of one token share all that is read.
         together: dict[tuple[int, ...], list[_Piece]] = defaultdict(list)
         for index, (context, continuation) in enumerate(pairs):
-            self.n_truncated += len(context) + len(continuation) > self.seq_len + 1
+            if len(context) + len(continuation) > self.seq_len + 1:
+                self.cut_prompts.add(tuple(context))
             for piece in self._pieces(index, context, continuation):
                 together[piece.read].append(piece)
         batches = list(self._batches(list(together)))
         own = batches[self.world.rank :: self.world.size]
         n_own, done = sum(len(together[read]) for batch in own for read in batch), 0
-        with only_forward(self.model):
+        with only_forward(self.model), _refused_together(self.world):
             for batch in own:
                 pieces = [piece for read in batch for piece in together[read]]
                 for piece, (nll, greedy) in zip(pieces, self._read(batch, together), strict=True):
@@ -289,6 +295,22 @@ class TextModel:
         if found:
             return text[: min(found)]
         return text if ended else None
+
+
+@contextmanager
+def _refused_together(world: RankGroup) -> Iterator[None]:
+    """Raise a ValueError of one rank on all, so that none waits for another. Collective."""
+    refusal: ValueError | None = None
+    try:
+        yield
+    except ValueError as error:
+        refusal = error
+    refusals = world.all_gather_objects(None if refusal is None else str(refusal))
+    if refusal is not None:
+        raise refusal
+    for what in refusals:
+        if what is not None:
+            raise ValueError(what)
 
 
 @contextmanager

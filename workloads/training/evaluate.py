@@ -159,8 +159,9 @@ def _held_out(reader: _Reader, corpus: Corpus, *, seq_len: int) -> dict[str, flo
         nll[rows] = losses.view(len(rows), -1).double().sum(1).cpu().numpy()
     loss = float(reader.totals(nll).sum() / (len(windows) * seq_len))
     metrics = {"valid/loss": loss}
-    if corpus.bytes_per_token is not None:
-        metrics["valid/bits_per_byte"] = loss / math.log(2) / corpus.bytes_per_token
+    bytes_per_token = corpus.validation_bytes_per_token(seq_len=seq_len)
+    if bytes_per_token is not None:
+        metrics["valid/bits_per_byte"] = loss / math.log(2) / bytes_per_token
     return metrics
 
 

@@ -30,6 +30,7 @@ from workloads.sharding.materialise import materialise_model
 from workloads.sharding.table_shard import count_params
 from workloads.training import device, kept_step
 from workloads.training.benchmark_hook import BenchmarkHook
+from workloads.training.causality import require_causal
 from workloads.training.checkpointing import TrainState, latest_checkpoint
 from workloads.training.config import TrainConfig
 from workloads.training.memory_estimate.micro_batch import plan_passes
@@ -68,7 +69,8 @@ def run(
         Diverged: The loss or a gradient is not finite, or the loss exploded
             (`workloads/training/metrics/divergence.py`).
         process_group.CommunicationError: The ranks did not find, or lost, each other.
-        ValueError: A section of the job is wrong, or its data have changed.
+        ValueError: A section of the job is wrong, its data have changed, or the model sees later
+            tokens.
     """
     # Everything that can be wrong in the job's sections is found before a rank waits for another.
     plan = _checked(job)
@@ -95,6 +97,7 @@ def run(
         begin = partial(_begin, reporter, saved["step"], plan.config.steps)
         with stopwatch.on("data"):
             corpus = _prepared_data(plan, partial(begin, "data"))
+        _require_short_probes(plan.architecture, corpus)
         asked = None
         if benchmarks is not None:
             # Before the first step: what cannot be asked must not cost a training.
@@ -112,6 +115,9 @@ def run(
         # After the state is restored: a captured graph fixes the addresses of all tensors.
         if isinstance(step, TrainStep) and plan.compiles:
             step = capture_if_possible(step, bf16=bf16)
+        check = plan.causality_check(step.model, corpus.vocab_size)
+        if path is None:
+            check()
         trainer = Trainer(
             job,
             plan.config,
@@ -120,6 +126,7 @@ def run(
             state,
             mesh,
             reporter,
+            require_causal=check,
             autocast=plan.autocast,
             stopwatch=stopwatch,
             use=use,
@@ -155,6 +162,19 @@ class _RankPlan:
     def autocast(self) -> Autocast:
         return partial(device.autocast, bf16=self.bf16, device=self.here)
 
+    def causality_check(self, model: nn.Module, vocab_size: int) -> Callable[[], None]:
+        """Return `require_causal` of a model, or nothing to do if it says that it is not causal."""
+        if "evaluation" in getattr(self.architecture, "non_causal_reasons", {}):
+            return lambda: None
+        return partial(
+            require_causal,
+            model,
+            vocab_size,
+            seq_len=self.config.seq_len,
+            here=self.here,
+            autocast=self.autocast,
+        )
+
 
 def _checked(job: RankJob) -> _RankPlan:
     """Return the plan of a job.
@@ -187,6 +207,27 @@ def _prepared_data(plan: _RankPlan, tell: Callable[[str], None]) -> Corpus:
     require_unchanged(plan.source.files(), plan.job.data_sha256, plan.job.cache)
     corpus: Corpus = plan.source.prepare(plan.job.cache, tell)
     return corpus
+
+
+def _require_short_probes(architecture: Any, corpus: Corpus) -> None:
+    """Refuse probes that the model cannot read, before training and not at its first evaluation.
+
+    Raises:
+        ValueError: If one is longer than the architecture's longest sequence.
+    """
+    longest = getattr(architecture, "longest_sequence", None)
+    if longest is None:
+        return
+    for probe in corpus.probes:
+        rows = zip(probe.prompts, probe.answers, strict=True)
+        # The last token is only predicted, never read.
+        length = max((len(prompt) + len(answer) - 1 for prompt, answer in rows), default=0)
+        if length > longest:
+            field = getattr(architecture, "LONGEST_SEQUENCE_FIELD", "max_seq_len")
+            raise ValueError(
+                f"data: the probe {probe.name} has a fact of {length:,} tokens, and the model "
+                f"reads {longest:,}; raise model.{field}, or leave the fact out"
+            )
 
 
 def _model(plan: _RankPlan, corpus: Corpus, mesh: Mesh, *, resumes: bool) -> nn.Module:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,8 @@ class TrainedModel:
     """Optimizer steps done; None where nobody says."""
     corpus: Corpus | None = None
     """What it was trained on, with the text held out; None where that is not known."""
+    document_separator: int | None = None
+    """Token within whose documents attention stays (`train.document_mask`); None: it crosses."""
 
     def build(self, here: torch.device) -> nn.Module:
         """Return the model in evaluation mode."""
@@ -45,6 +47,8 @@ class TrainedModel:
             model: nn.Module = self.config.build(self.vocab_size)
         initialise(model, 0)  # buffers that a pretrained folder does not hold
         load_parameters(model, self.weights)
+        if self.document_separator is not None:
+            cast(Any, model).document_separator = self.document_separator
         return model.eval()
 
 
@@ -102,14 +106,20 @@ def load_trial(
     source = section_config("workloads.data.sources", "source", data)
     require_unchanged(source.files(), data_sha256, cache)
     corpus = source.prepare(cache)
+    tokenizer = text_tokenizer(source, corpus)
+    separator = None
+    if train.get("document_mask"):
+        assert tokenizer is not None, "nothing was trained with a mask and without a tokenizer"
+        separator = tokenizer.separator
     return TrainedModel(
         config=section_config("workloads.architectures", "architecture", model),
         weights=saved["weights"],
-        tokenizer=text_tokenizer(source, corpus),
+        tokenizer=tokenizer,
         vocab_size=corpus.vocab_size,
         seq_len=int(train["seq_len"]),
         step=int(saved["step"]),
         corpus=corpus,
+        document_separator=separator,
     )
 
 
@@ -141,11 +151,12 @@ def load_pretrained(path: Path) -> TrainedModel:
     )
 
 
-def export(trained: TrainedModel, path: Path) -> None:
+def export(trained: TrainedModel, path: Path, *, trial_id: str | None = None) -> None:
     """Write a model as transformers reads it.
 
     Raises:
-        ValueError: If transformers has no model that computes the same.
+        ValueError: If transformers has no model that computes the same, or the folder holds the
+            model of another trial than `trial_id`.
     """
     huggingface.write(
         path,
@@ -153,4 +164,5 @@ def export(trained: TrainedModel, path: Path) -> None:
         trained.weights,
         seq_len=trained.seq_len,
         tokenizer=trained.tokenizer,
+        trial_id=trial_id,
     )

@@ -1,5 +1,6 @@
 """Training loop of one rank: steps, metrics, evaluations and checkpoints."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -58,9 +59,11 @@ class Trainer:
         autocast: Autocast,
         stopwatch: Stopwatch,
         use: DeviceUse,
+        require_causal: Callable[[], None],
         benchmarks: Benchmarks | None = None,
     ) -> None:
-        """Go on from `state`."""
+        """Go on from `state`. `require_causal` is called at each evaluation."""
+        self._require_causal = require_causal
         self._job, self._config, self._corpus = job, config, corpus
         self._train_step, self._state = train_step, state
         self._world, self._reporter = mesh.world, reporter
@@ -207,6 +210,7 @@ class Trainer:
             phases = self._phases.mean_s()
             metrics |= {f"step_time/{phase}_s": seconds for phase, seconds in phases.items()}
             with self._stopwatch.on("evaluate"):
+                self._require_causal()
                 metrics |= evaluate(
                     self._model,
                     self._corpus,

@@ -10,6 +10,8 @@ from rich.progress import Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from orchestrator.evaluation.evaluate_trials import Evaluation
+from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.records.varied_settings import trial_labels
 
 METRICS = {
     "acc": "accuracy",
@@ -40,12 +42,25 @@ class TellsProgress(Protocol):
         """Show it."""
 
 
-def evaluation_tables(found: Mapping[str, Sequence[Evaluation]]) -> RenderableType:
+def evaluation_tables(
+    found: Mapping[str, Sequence[Evaluation]], specs: Sequence[TrialSpec] = ()
+) -> RenderableType:
     """Return a table per suite, a row per task and model.
 
     Args:
         found: Model -> its evaluations.
+        specs: Of the models that are trials: what tells them apart stands beside their names.
     """
+    labels = trial_labels(specs)
+    varied = any(labels.values())
+    about = {
+        spec.trial_id: {
+            "preset": spec.preset or "",
+            **({"varied": labels[spec.trial_id]} if varied else {}),
+            "seed": str(spec.seed),
+        }
+        for spec in specs
+    }
     suites = list(dict.fromkeys(one.suite for of in found.values() for one in of))
     parts: list[RenderableType] = []
     has_errors = False
@@ -56,7 +71,7 @@ def evaluation_tables(found: Mapping[str, Sequence[Evaluation]]) -> RenderableTy
         if not any(record["tasks"] for record in of_suite.values()):
             parts += [f"{suite}: {_why_empty(suite, list(of_suite))}", ""]
             continue
-        parts += [_table(suite, of_suite), ""]
+        parts += [_table(suite, of_suite, about), ""]
         has_errors |= any(
             name.endswith("_stderr") for record in of_suite.values() for name in record["metrics"]
         )
@@ -69,7 +84,11 @@ def _why_empty(suite: str, models: Sequence[str]) -> str:
     return f"{models[0]} has no memory table" if len(models) == 1 else "no model has a memory table"
 
 
-def _table(suite: str, records: Mapping[str, Mapping[str, Any]]) -> Table:
+def _table(
+    suite: str,
+    records: Mapping[str, Mapping[str, Any]],
+    about_models: Mapping[str, Mapping[str, str]],
+) -> Table:
     tasks = list(dict.fromkeys(task for record in records.values() for task in record["tasks"]))
     metrics = [
         metric
@@ -77,8 +96,9 @@ def _table(suite: str, records: Mapping[str, Mapping[str, Any]]) -> Table:
         if any(f"eval/{task}/{metric}" in r["metrics"] for r in records.values() for task in tasks)
     ]
     table = Table(title=suite, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for heading in ("task", "model"):
-        table.add_column(heading)
+    told = next(iter(about_models.values()), {})
+    for heading in ("task", "model", *told):
+        table.add_column(heading, justify="right" if heading == "seed" else "left")
     for heading in (COUNTED.get(suite, "rows"), *(METRICS[metric] for metric in metrics)):
         table.add_column(heading, justify="right")
     table.add_column("")
@@ -88,7 +108,8 @@ def _table(suite: str, records: Mapping[str, Mapping[str, Any]]) -> Table:
                 continue
             values = [_with_error(record["metrics"], f"eval/{task}/{name}") for name in metrics]
             about = record["tasks"][task]
-            table.add_row(task, model, f"{about['n']:,}", *values, _remark(about))
+            which = about_models[model].values() if told else ()
+            table.add_row(task, model, *which, f"{about['n']:,}", *values, _remark(about))
     return table
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from orchestrator.cli.render.progress import STATUS_STYLE
 from orchestrator.cli.render.wide_table import WideTable
 from orchestrator.node.hardware import usable_cores, visible_gpus
-from orchestrator.planning import exposures, memory_fit
+from orchestrator.planning import exposures, gpu_fit, memory_fit
 from orchestrator.planning.pricing import BATCH, Plan, PlannedTrial
 from orchestrator.records import units
 from orchestrator.records.trial_spec import TrialSpec, canonical_json
@@ -261,6 +261,7 @@ def _too_large(plan: Plan, *, slots: int) -> list[str]:
             f"a trial asks for {units.plural(widest, 'core')} (cpus x ranks) and this machine has "
             f"{cores}; it will wait here for ever"
         )
+    notes += [f"not on this machine: {one.message}; {one.fix}" for one in gpu_fit.lacks_gpus(plan)]
     if too_large := memory_fit.fits_not_here(plan):
         return [*notes, *(f"not on this machine: {problem.message}" for problem in too_large)]
     todo = [t for t in plan.trials if t.to_train]

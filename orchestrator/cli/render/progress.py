@@ -1,5 +1,6 @@
 """Rendering of a sweep's progress: a table, a live table, a line, and the outcome."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -42,6 +43,8 @@ MOST_ROWS = 24
 """Rows of a table unless all are wanted; longer sweeps show what runs first, and count the rest."""
 QUIET_EVERY_S = 30.0
 """Seconds between progress lines where there is no terminal to redraw."""
+IDLE_S = 5.0
+"""Seconds without a running trial after which such a line says why trials wait."""
 
 
 def status_table(status: SweepStatus, *, rows: int = MOST_ROWS) -> RenderableType:
@@ -189,6 +192,15 @@ def tracker_texts(problems: Mapping[str, str]) -> list[Text]:
     ]
 
 
+def wait_texts(status: SweepStatus) -> list[Text]:
+    """Return why trials wait, a line per reason."""
+    waits = Counter(t.wait for t in status.trials if t.state is TrialState.WAITING and t.wait)
+    return [
+        Text(f"waiting: {units.plural(n, 'trial')}: {why}", style="yellow")
+        for why, n in waits.items()
+    ]
+
+
 class LiveSweep:
     """Shows a sweep while it runs: a live table on a terminal, else a line now and then."""
 
@@ -202,6 +214,8 @@ class LiveSweep:
         )
         self._printed: tuple[int, ...] = ()
         self._printed_at = 0.0
+        self._idle_since = math.inf
+        """When trials began to wait while none runs."""
 
     def __enter__(self) -> "LiveSweep":
         if self._live:
@@ -225,18 +239,22 @@ class LiveSweep:
         if self._live:
             self._live.update(Group(status_table(status, rows=MOST_ROWS), *behind))
             return
+        now = time.monotonic()
+        waits = [] if status.totals[TrialState.RUNNING] else wait_texts(status)
+        self._idle_since = min(self._idle_since, now) if waits else math.inf
+        idle = now - self._idle_since >= IDLE_S
         ended = (
             *(status.totals[s] for s in (TrialState.DONE, TrialState.FAILED, TrialState.CANCELLED)),
             bool(status.full_disk),
             len(behind),
+            idle,
         )
-        now = time.monotonic()
         if ended != self._printed or now - self._printed_at >= QUIET_EVERY_S:
             self._printed, self._printed_at = ended, now
             self._console.print(totals_text(status))
             if status.full_disk:
                 self._console.print(Text(status.full_disk, style="red"))
-            for text in behind:
+            for text in (*(waits if idle else ()), *behind):
                 self._console.print(text)
 
 
@@ -251,11 +269,7 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
                 Text(f"        {command()} logs {trial.trial_id}{runs_option}", style="dim")
             )
     if not result.interrupted:
-        waits = Counter(t.wait for t in status.trials if t.state is TrialState.WAITING and t.wait)
-        lines += [
-            Text(f"waiting: {units.plural(n, 'trial')}: {why}", style="yellow")
-            for why, n in waits.items()
-        ]
+        lines += wait_texts(status)
     if not result.drained.complete:
         lines.append(
             Text(

@@ -39,7 +39,7 @@ def read_entry(
     homes: Homes,
     wrong: list[Diagnostic],
 ) -> Entry:
-    """Take an entry apart, without what is wrong with it.
+    """Take an entry apart, without what is wrong with it. `{}` is the base itself.
 
     Args:
         entry: As written.
@@ -47,10 +47,11 @@ def read_entry(
         homes: Which sections have a field.
         wrong: Receives what is wrong.
     """
-    content = validation.mapping_of(entry, example="- grid: {model.preset: [1m, 3m]}", wrong=wrong)
-    if entry.content == {}:
-        fix = f"remove it, or write {_or(ENTRY_KEYS)} in it"
+    if entry.content is None:
+        fix = "write {} for the base itself, or remove it"
         wrong.append(entry.diagnostic("is an empty entry", fix))
+        return Entry(where=entry, label=entry.path)
+    content = validation.mapping_of(entry, example="- grid: {model.preset: [1m, 3m]}", wrong=wrong)
     wrong += [_unknown(key, value) for key, value in content.items() if key not in ENTRY_KEYS]
     fixed: Settings = {}
     axes: list[list[AxisPoint]] = []
@@ -108,7 +109,8 @@ def _bad_key(key: str, setting: YamlNode, homes: Homes) -> tuple[str, str]:
     near = messages.nearest(section, SECTIONS) if dot else None
     if near:
         return f"unknown key {key!r}", f"did you mean '{near}.{name}'?"
-    dotted = [f"{home}.{key}" for home in homes(key)]
+    ours = messages.OTHER_NAMES.get(key, key)
+    dotted = list(dict.fromkeys(f"{home}.{name}" for name in (key, ours) for home in homes(name)))
     if dotted:
         return f"unknown key {key!r}", f"write it with its section: {_or(dotted)}"
     return (
@@ -118,10 +120,19 @@ def _bad_key(key: str, setting: YamlNode, homes: Homes) -> tuple[str, str]:
 
 
 def _grid(value: YamlNode, homes: Homes, wrong: list[Diagnostic]) -> list[list[AxisPoint]]:
-    return [
-        [AxisPoint(settings={key: item}, phrase=f"grid {key}={item.brief}") for item in items]
-        for key, items in _lists(value, "grid", homes, wrong).items()
-    ]
+    axes = []
+    for key, items in _lists(value, "grid", homes, wrong).items():
+        once: dict[str, YamlNode] = {}
+        for item in items:
+            first = once.setdefault(repr(item.plain), item)
+            if first is not item:
+                message = f"{item.shown} is written twice in this list"
+                if first.brief != item.brief:
+                    message = f"{item.shown} is in this list already, as {first.shown}"
+                wrong.append(item.diagnostic(message, "keep one of them"))
+        phrase = f"grid {key}="
+        axes.append([AxisPoint(settings={key: v}, phrase=phrase + v.brief) for v in items])
+    return axes
 
 
 def _zip(value: YamlNode, homes: Homes, wrong: list[Diagnostic]) -> list[list[AxisPoint]]:

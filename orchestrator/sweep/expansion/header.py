@@ -140,8 +140,10 @@ def _name(value: YamlNode | None, document: YamlNode, wrong: list[Diagnostic]) -
 def _seeds(value: YamlNode | None, wrong: list[Diagnostic]) -> list[int]:
     if value is None:
         return [0]
-    if isinstance(value.content, int) and not isinstance(value.content, bool):
-        fix = f"write [{value.shown}] for that seed, or [0, 1, 2] for three of them"
+    if not isinstance(value.content, list):
+        fix = "write for example [0, 1, 2]"
+        if isinstance(value.content, int) and not isinstance(value.content, bool):
+            fix = f"write [{value.shown}] for that seed, or [0, 1, 2] for three of them"
         wrong.append(value.diagnostic(f"must be a list, got {value.shown}", fix))
         return [0]
     seeds: dict[int, YamlNode] = {}

@@ -514,7 +514,8 @@ def elsewhere(section: str | None, workloads: Workloads) -> dict[str, str]:
         section: The section that was written to; None at the top of the file.
         workloads: Where the sections' classes are looked up.
     """
-    advice: dict[str, str] = {}
+    # A trial's seed is not that of invented data.
+    advice = {} if section == "data" else {"seed": "write seeds: [0, 1, 2] at the top of the file"}
     for other, classes in section_classes(workloads).items():
         for name, cls in classes.items():
             for key in validation.field_names(cls):
@@ -614,9 +615,13 @@ def _chosen(preset: YamlNode | None) -> YamlNode | None:
 
 
 def _check_preset(name: YamlNode, module: Any, preset: YamlNode) -> None:
-    validation.check_text(preset)
-    if preset.content not in module.PRESETS:
-        fix = f"its presets are {', '.join(module.PRESETS)}"
+    names = list(module.PRESETS)
+    width = f"d{preset.plain}"
+    meant = width if width in names and str(preset.plain) not in names else None
+    if meant is None:
+        validation.check_text(preset)
+    if preset.content not in names:
+        fix = f"write {meant}" if meant else f"its presets are {', '.join(names)}"
         message = f"{name.content} has no preset {preset.shown}"
         raise InvalidError(preset.diagnostic(message, fix))
 
@@ -624,7 +629,7 @@ def _check_preset(name: YamlNode, module: Any, preset: YamlNode) -> None:
 def _missing_name(where: YamlNode, values: Settings, section: str, names: list[str]) -> Diagnostic:
     selector = _SELECTORS[section]
     for key, value in values.items():
-        if messages.nearest(key, [selector]):
+        if messages.meant(key, [selector]):
             return value.diagnostic_at_key(f"unknown key {key!r}", f"did you mean {selector!r}?")
     fix = f"add for example {section}: {{{_EXAMPLES[section]}}}; there are {', '.join(names)}"
     return where.diagnostic_at_key(f"missing {selector}", fix, kind="missing")

@@ -15,6 +15,10 @@ from orchestrator.sweep.parsing.yaml_node import YamlNode
 _FLOAT_AS_TEXT = re.compile(r"([-+]?[\d_]+)(\.[\d_]*)?[eE]([-+]?)(\d+)")
 _SUFFIXED = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMbBgGtT])")
 _POWER = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
+_DURATION = re.compile(
+    r"(\d+(?:\.\d+)?)\s*([smhd])(?:ec|in|r|econds?|inutes?|ours?|ays?)?", re.IGNORECASE
+)
+_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _TYPE_WORDS = {
     int: "a whole number",
     float: "a number",
@@ -36,8 +40,49 @@ _USUAL = {
     "n_keys": "64",
     "n_people": "3_000",
     "path": "facts.tsv",
+    "time_limit_s": "3_600",
+    "hang_after_s": "1_800",
 }
 """What to show for fields without a default."""
+OTHER_NAMES = {
+    other: ours
+    for ours, others in {
+        "lr": "learning_rate max_lr peak_lr max_learning_rate",
+        "tokens": "epochs n_epochs num_epochs num_train_epochs max_epochs steps n_steps num_steps "
+        "max_steps train_steps iterations max_iters",
+        "batch_tokens": "batch_size global_batch_size train_batch_size",
+        "seq_len": "context_length context_len block_size max_length max_seq_len sequence_length",
+        "warmup_fraction": "warmup warmup_steps warmup_iters warmup_ratio",
+        "weight_decay": "wd",
+        "schedule": "scheduler lr_scheduler lr_schedule lr_scheduler_type",
+        "beta1": "betas adam_beta1",
+        "beta2": "adam_beta2",
+        "eps": "epsilon adam_eps adam_epsilon",
+        "grad_clip": "max_grad_norm clip_grad_norm gradient_clip_val",
+        "precision": "dtype mixed_precision",
+        "table_optimizer": "optimizer optim",
+        "architecture": "name type model_type arch",
+        "preset": "size",
+        "d_model": "hidden_size hidden_dim embed_dim n_embd dim width",
+        "n_layers": "num_layers num_hidden_layers n_layer layers depth",
+        "n_heads": "num_heads num_attention_heads n_head heads",
+        "d_ff": "intermediate_size ffn_dim d_ffn mlp_dim",
+        "n_kv_heads": "num_kv_heads num_key_value_heads",
+        "n_experts": "num_experts num_local_experts",
+        "training_flops": "flops",
+    }.items()
+    for other in others.split()
+}
+"""Names that other programs give to fields -> the field here."""
+_INSTEAD = {
+    "tokens": "write tokens, the number of tokens in the whole run",
+    "batch_tokens": "write batch_tokens, the number of tokens in an optimizer step",
+    "warmup_fraction": "write warmup_fraction, a share of the steps",
+    "beta1": "write beta1 and beta2",
+    "table_optimizer": "remove it: the optimizer is AdamW; "
+    "table_optimizer is that of memory tables alone",
+}
+"""What to write for a field, where its other names mean something a little different."""
 
 
 @cache
@@ -133,6 +178,9 @@ def number_fix(value: YamlNode) -> str | None:
         return f"write {number} (without a point and a signed exponent YAML reads it as text)"
     if re.fullmatch(r"[-+]?\d[\d_]*(\.\d*)?", written):
         return f"write {written} without quotes"
+    match = _DURATION.fullmatch(written)
+    if match and re.sub(r"\[\d+\]$", "", value.path).endswith("_s"):
+        return f"write {float(match[1]) * _SECONDS[match[2].lower()]:_.10g} (seconds)"
     match = _SUFFIXED.fullmatch(written)
     if match:
         scaled = float(match[1]) * 10 ** _POWER[match[2].lower()]
@@ -158,6 +206,12 @@ def nearest(key: str, known: Collection[str], *, cutoff: float = 0.65) -> str | 
     return begun[0] if len(begun) == 1 else None
 
 
+def meant(key: str, known: Collection[str]) -> str | None:
+    """Return the known key that was meant: one that looks like this, or has it for another name."""
+    ours = OTHER_NAMES.get(key, key)
+    return nearest(key, known, cutoff=0.85) or (ours if ours in known else nearest(key, known))
+
+
 def suggestion(key: str, known: Collection[str]) -> str:
     """Return what was probably meant, else what there is."""
     guess = nearest(key, known)
@@ -165,8 +219,15 @@ def suggestion(key: str, known: Collection[str]) -> str:
 
 
 def key_fix(key: str, known: Collection[str], elsewhere: Mapping[str, str]) -> str:
-    """Return the fix of an unknown key: a near-certain slip, else its section, else a guess."""
+    """Return the fix of an unknown key.
+
+    A near-certain slip comes first, then what other programs call a known key, then the key's
+    section, then a guess.
+    """
     slip = nearest(key, known, cutoff=0.85)
+    ours = OTHER_NAMES.get(key, key)
+    if slip is None and ours in known:
+        return _INSTEAD.get(ours, f"did you mean {ours!r}?")
     if slip is None and key in elsewhere:
         return elsewhere[key]
     return suggestion(key, known)

@@ -126,7 +126,7 @@ def build(
                 unusable.remove(key)
         else:
             wrong.append(unknown_key(key, value, suggested, elsewhere or {}))
-            guesses.add(messages.nearest(key, suggested))
+            guesses.add(messages.meant(key, suggested))
     absent = [name for name in _required(cls) if name not in {*typed, *values}]
     # A misspelt key is one mistake, not an unknown key and a missing one.
     missing = [name for name in absent if name not in guesses]

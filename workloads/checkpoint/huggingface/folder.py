@@ -15,6 +15,8 @@ from workloads.checkpoint.huggingface.parameter_map import to_ours, to_theirs
 from workloads.data.tokenizer import TextTokenizer
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+TRIAL = "memscale.json"
+"""Names the trial whose model a folder holds."""
 _SEQ_LEN = 2_048
 """The longest sequence of a model whose folder does not say it."""
 
@@ -26,6 +28,7 @@ def write(
     *,
     seq_len: int,
     tokenizer: TextTokenizer | None,
+    trial_id: str | None = None,
 ) -> None:
     """Write a model as transformers reads it, in fp32.
 
@@ -35,15 +38,23 @@ def write(
         weights: Its parameters by name; buffers are passed over.
         seq_len: Tokens of a training sequence.
         tokenizer: Of the training text; None where the data have words of their own.
+        trial_id: Whose model it is. The folder names it, and one that holds another model is left
+            as it is. None: whatever the folder holds is replaced.
 
     Raises:
-        ValueError: If transformers has no model that computes the same.
+        ValueError: If transformers has no model that computes the same, or the folder holds the
+            model of another trial.
     """
     from safetensors.torch import save_file
 
     vocab_size = weights["embedding.weight"].shape[0]
     record = config_json(config, vocab_size=vocab_size, seq_len=seq_len)
+    if trial_id is not None:
+        _refuse_another_model(folder, trial_id)
     folder.mkdir(parents=True, exist_ok=True)
+    if trial_id is not None:
+        # Neither in the config nor in the weights, whose hash is part of what trials start from.
+        _write_json(folder / TRIAL, {"trial_id": trial_id})
     if tokenizer is not None:
         special = {"bos_token_id": tokenizer.separator, "eos_token_id": tokenizer.separator}
         record |= special
@@ -55,6 +66,20 @@ def write(
     _write_json(folder / CONFIG, record)
     # The library's files are their owner's alone, whatever the umask says.
     (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)
+
+
+def _refuse_another_model(folder: Path, trial_id: str) -> None:
+    """Raise a ValueError if a folder holds a model, and not of this trial."""
+    try:
+        files(folder)
+    except ValueError:
+        return
+    known = folder / TRIAL
+    holds = _read_json(known)["trial_id"] if known.is_file() else "unknown origin"
+    if holds != trial_id:
+        raise ValueError(
+            f"{folder}: holds a model of {holds}; name another folder, or remove this one"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

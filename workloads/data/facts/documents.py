@@ -41,8 +41,8 @@ def epoch_tokens(
 def tokens_per_epoch(pieces: FactPieces, *, questions_per_fact: int) -> int:
     """Return the length of every epoch.
 
-    Exact where all wordings of a relation agree in whether a space precedes an entity, else an
-    upper bound.
+    Exact where all wordings of a relation agree in whether a space precedes an entity, and no
+    relation has fewer documents than wordings; else an upper bound.
     """
     a, lengths = pieces.arrays, pieces.pieces.lengths
     facts, kinds = _documents(pieces, questions_per_fact)
@@ -50,8 +50,11 @@ def tokens_per_epoch(pieces: FactPieces, *, questions_per_fact: int) -> int:
     total = len(facts)  # separators
     for relation, kind, here in _groups(pieces, facts, kinds):
         choices = pieces.wordings_of(relation, kind)
-        usage = np.bincount(np.arange(len(here)) % len(choices), minlength=len(choices))
-        total += int(usage @ lengths[a.wording_pieces[choices]].sum(axis=1))
+        tokens = lengths[a.wording_pieces[choices]].sum(axis=1)
+        total += max(
+            int(tokens[(np.arange(len(here)) + first) % len(choices)].sum())
+            for first in range(_rotations(len(here), len(choices)))
+        )
         for flag, forms in ((1, a.subject[facts[here]]), (2, a.object_pieces[objects[here]])):
             spaced = a.wording_flags[choices, flag]
             used = [form for form in (0, 1) if (spaced == (form == 0)).any()]
@@ -104,13 +107,21 @@ def _draw_wordings(
 ) -> NDArray[np.int64]:
     """Return a wording per document, those of a relation equally often.
 
-    So all epochs are equally long.
+    So all epochs are equally long, but for relations of fewer documents than wordings.
     """
     wordings = np.empty(len(facts), dtype=np.int64)
     for relation, kind, here in _groups(pieces, facts, kinds):
         choices = pieces.wordings_of(relation, kind)
-        wordings[here] = choices[rng.permutation(len(here)) % len(choices)]
+        first = 0
+        if _rotations(len(here), len(choices)) > 1:
+            first = int(rng.integers(len(choices)))
+        wordings[here] = choices[(rng.permutation(len(here)) + first) % len(choices)]
     return wordings
+
+
+def _rotations(n_documents: int, n_wordings: int) -> int:
+    """Return how many wordings an epoch may begin with: all if it cannot use each of them."""
+    return n_wordings if n_documents < n_wordings else 1
 
 
 def _groups(

@@ -46,6 +46,10 @@ class LocalText:
             n_bytes += len(text.encode())
             yield text, unit_hash(text.encode(), "valid")
 
+    def valid_hashes(self, problems: Problems) -> set[float]:
+        """Return the hashes of the documents of `valid_paths`."""
+        return {unit_hash(t.encode(), "valid") for t in self.read(self.valid_paths, problems)}
+
     def check(self, problems: Problems) -> None:
         """Note what is wrong with the first documents of every file, without tokenising."""
         n_read = {
@@ -105,15 +109,18 @@ class _Scan:
     n_documents: int = 0
     threshold: float = 0.0
     """Documents whose hash is below are held out; 0 where there are `valid_paths`."""
+    n_copies: int = 0
+    """Documents of `paths` that `valid_paths` hold too."""
 
 
 def tokenise_files(
     text: LocalText, choice: TokenizerChoice, folder: Path, log: Callable[[str], None]
-) -> tuple[SplitCounts, TextTokenizer]:
+) -> tuple[SplitCounts, TextTokenizer, int]:
     """Fill a folder, or go on where an earlier call was killed.
 
     Returns:
-        How much is held out, and the tokenizer, which the folder holds too.
+        How much is held out, the tokenizer, which the folder holds too, and how many documents of
+        `paths` the `valid_paths` hold too.
 
     Raises:
         DataError: One line per mistake.
@@ -141,7 +148,7 @@ def tokenise_files(
         vocab_size=choice.vocab_size,
     )
     done = tokenise(folder, inputs, settings, log=log, expected_bytes=scan.n_bytes)
-    return done.splits["valid"], tokenizer
+    return done.splits["valid"], tokenizer, scan.n_copies
 
 
 def _scan(text: LocalText, folder: Path, log: Callable[[str], None]) -> _Scan:
@@ -150,14 +157,19 @@ def _scan(text: LocalText, folder: Path, log: Callable[[str], None]) -> _Scan:
     if record.exists():
         return _Scan(**json.loads(record.read_text()))
     problems, scan = Problems(), _Scan()
-    lowest, below, told = 1.0, 0, 0
+    # Mistakes in held-out files are noted below, behind those of `paths`.
+    held_out_hashes = text.valid_hashes(Problems())
+    lowest, n_lowest, below, told = 1.0, 0, 0, 0
     for document, place in text.documents(problems):
         scan.n_documents += 1
         scan.n_bytes += len(document.encode())
         if scan.n_bytes - told >= _TELL_EVERY_BYTES:
             told = scan.n_bytes
             log(f"read {scan.n_bytes / 1e6:,.0f} MB of text")
-        lowest = min(lowest, place)
+        scan.n_copies += place in held_out_hashes
+        if place < lowest:
+            lowest, n_lowest = place, 0
+        n_lowest += place == lowest
         below += place < text.valid_share
     text.require_some(scan.n_documents, problems)
     if text.valid_paths:
@@ -166,9 +178,10 @@ def _scan(text: LocalText, folder: Path, log: Callable[[str], None]) -> _Scan:
             fix = "give data.valid_path some text"
             problems.add(text.valid_paths[0], None, "holds no text", fix)
     else:
-        # A corpus of few documents may have none below the share: then its lowest one is held out.
+        # A corpus of few documents may have none below the share: then its lowest one is held out,
+        # with all its copies.
         scan.threshold = text.valid_share if below else float(np.nextafter(lowest, 2.0))
-        below = max(1, below)
+        below = below or n_lowest
         if below >= scan.n_documents and not problems.total:
             text.note_none_left(scan.n_documents, problems)
     problems.raise_if_any()

@@ -27,7 +27,12 @@ from workloads.data.preparation.pretokenised import link_splits, open_tokens
 from workloads.data.preparation.request import TRAINED, PrepareRequest
 from workloads.data.preparation.tokenise import SPLITS, DocumentInput, Progress, tokenise
 from workloads.data.readers.documents import expand
-from workloads.data.readers.problems import DataError, Problems, require_files
+from workloads.data.readers.problems import (
+    DataError,
+    Problems,
+    require_files,
+    require_held_out,
+)
 from workloads.data.remarks import few_held_out
 from workloads.data.tokenizer import load, token_dtype
 
@@ -46,6 +51,8 @@ def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifes
     log(f"hashing {len(sources)} inputs")
     unread = [source.version() for source in sources]
     records = records_of(sources)
+    if request.valid:
+        _require_held_out(sources, records)
     asked = {
         "sources": records,
         "tokenizer": tokenizer_identity(request.tokenizer),
@@ -98,6 +105,22 @@ def _check(
     if wrong:
         raise DataError(wrong)
     return are_tokens == {True}
+
+
+def _require_held_out(sources: Sequence[CorpusInput], records: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse files that are trained on and held out.
+
+    Raises:
+        DataError: One line per file.
+    """
+    train: dict[str, str] = {}
+    valid: dict[str, str] = {}
+    for source, record in zip(sources, records, strict=True):
+        if record["bytes"]:
+            named = valid if source.held_out else train
+            # Small files of the hub have no hash.
+            named[source.name] = record["sha256"] or source.name
+    require_held_out(train, valid, fields=("SOURCE", "--valid"))
 
 
 def _wrong_for_tokens(request: PrepareRequest) -> list[str]:

@@ -1,6 +1,7 @@
 """Reader of text documents: JSON-lines, plain and Parquet, in bounded memory."""
 
 import glob
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -53,7 +54,12 @@ def documents(paths: Sequence[InputFile], *, text_field: str, problems: Problems
         elif kind == "parquet":
             yield from _parquet(path, text_field, problems)
         else:
-            yield from _plain(path, problems)
+            yield from _plain(path, text_field, problems)
+
+
+def is_plain_text(path: InputFile) -> bool:
+    """Whether the file is read as plain text, by its name."""
+    return file_format(path) not in (*JSON_LINES, "parquet")
 
 
 def is_plain(path: InputFile) -> bool:
@@ -126,11 +132,20 @@ def _parquet(path: InputFile, text_field: str, problems: Problems) -> Iterator[s
                 yield value
 
 
-def _plain(path: InputFile, problems: Problems) -> Iterator[str]:
-    """Yield pieces cut at blank lines, or at line ends where no blank line comes for long."""
+def _plain(path: InputFile, text_field: str, problems: Problems) -> Iterator[str]:
+    """Yield pieces cut at blank lines, or at line ends where no blank line comes for long.
+
+    A file that begins like JSON lines becomes a problem, since its braces and names are no text.
+    """
     held: list[str] = []
-    size = 0
-    for _, line in numbered_lines(path, problems):
+    size, begun = 0, False
+    for number, line in numbered_lines(path, problems):
+        if not begun and line.strip():
+            begun = True
+            if _has_field(line, text_field):
+                wrong = f"is JSON with the field {text_field!r}, and is read as plain text"
+                problems.add(path, number, wrong, "name the file .jsonl")
+                return
         long_enough = size >= PLAIN_DOCUMENT_CHARS and not line.strip()
         if long_enough or size >= _LONGEST_PLAIN_CHARS:
             yield "\n".join(held)
@@ -140,3 +155,12 @@ def _plain(path: InputFile, problems: Problems) -> Iterator[str]:
             size += len(line) + 1
     if "".join(held).strip():
         yield "\n".join(held)
+
+
+def _has_field(line: str, text_field: str) -> bool:
+    """Whether a line is a JSON object with this field."""
+    try:
+        row = json.loads(line) if line.lstrip().startswith("{") else None
+    except (json.JSONDecodeError, RecursionError):
+        return False
+    return isinstance(row, dict) and text_field in row

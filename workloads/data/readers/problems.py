@@ -86,6 +86,33 @@ def _problem(file: str, message: str, fix: str, lines: Sequence[int | None], n_l
     return f"{place}: {message}{again}; {fix}"
 
 
+def require_held_out(
+    train: Mapping[str, str],
+    held_out: Mapping[str, str],
+    *,
+    fields: tuple[str, str] = ("data.path", "data.valid_path"),
+) -> None:
+    """Raise DataError naming every held-out file that is trained on, too.
+
+    Args:
+        train: Name of each file to train on -> what tells its content from others.
+        held_out: The same of the held-out files.
+        fields: What names the former and the latter, for a message.
+    """
+    trained = {content: name for name, content in train.items()}
+    problems = []
+    for name, content in held_out.items():
+        other = trained.get(content)
+        if other is not None:
+            copy = f", as {other}" if other != name else ""
+            problems.append(
+                f"{fields[1]}: {name} is trained on too{copy}; name the files of {fields[0]} "
+                "without it, or move it elsewhere"
+            )
+    if problems:
+        raise DataError(problems)
+
+
 def require_files(
     named: Mapping[str, Path | tuple[Path, ...]], expected: str, *, section: str = "data."
 ) -> None:

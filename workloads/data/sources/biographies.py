@@ -189,8 +189,6 @@ class Corpus(EpochCorpus):
     """(n_people, 11) tokens: three name parts, pronoun, then the values."""
     vocab_size: int
     probes: tuple[ProbeSet, ...]
-    bytes_per_token: float | None = None
-    """Tokens are whole words of an invented vocabulary, so there are no bytes to count."""
 
     def epoch(self, epoch: int, seed: int) -> NDArray[np.int32]:
         """Return all tokens of an epoch, documents shuffled. Does not depend on earlier epochs."""

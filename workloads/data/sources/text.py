@@ -12,14 +12,15 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from annotated_types import Interval
 from numpy.typing import NDArray
 
-from workloads.data.cache import cache_key, cached_folder, remembered_sha256
+from workloads.data.cache import cache_key, cached_folder, file_sha256, remembered_sha256
 from workloads.data.corpus import ProbeSet
 from workloads.data.file_hashes import input_sha256, require_still
 from workloads.data.hub_source import PREFIX, HubSource
@@ -27,10 +28,16 @@ from workloads.data.permutation import shuffled
 from workloads.data.preparation.local_text import LocalText, TokenizerChoice, tokenise_files
 from workloads.data.preparation.prepare import prepare
 from workloads.data.preparation.request import PrepareRequest
-from workloads.data.readers.documents import expand, is_plain
-from workloads.data.readers.problems import DataError, Problems, require_files
-from workloads.data.remarks import few_held_out, unused_tokens
+from workloads.data.readers.documents import expand, is_plain, is_plain_text
+from workloads.data.readers.problems import (
+    DataError,
+    Problems,
+    require_files,
+    require_held_out,
+)
+from workloads.data.remarks import few_held_out, trained_on, unused_tokens
 from workloads.data.tiktoken_file import tokenizer_files
+from workloads.data.token_bytes import target_bytes, token_bytes
 from workloads.data.token_shards import TokenShards
 from workloads.data.token_stream import windows_per_epoch
 from workloads.data.tokenizer import check_vocabulary, saved_tokenizer
@@ -202,7 +209,16 @@ class Config:
 
     def _cache_key(self, content: Mapping[str, list[str]]) -> str:
         settings = {k: v for k, v in asdict(self).items() if k not in (*content, "valid_tokens")}
-        return cache_key("text", {"version": _CACHE_VERSION, **settings, "content": content})
+        key: dict[str, Any] = {"version": _CACHE_VERSION, **settings, "content": content}
+        # The same bytes are other text under another name.
+        fields = {"path": _inputs(self.path), "valid_path": _inputs(self.valid_path)}
+        plain = {
+            name: [i for i, p in enumerate(paths) if isinstance(p, Path) and is_plain_text(p)]
+            for name, paths in fields.items()
+        }
+        if any(plain.values()):
+            key["plain_text"] = plain
+        return cache_key("text", key)
 
     def check(self, log: Callable[[str], None] = lambda message: None) -> None:
         """Read the first documents of every file without tokenising; none of the hub.
@@ -213,6 +229,7 @@ class Config:
         del log
         require_files(_local(self.files()), self.FORMAT)
         problems, text = Problems(), self._local_text
+        _require_held_out(text)
         text.check(problems)
         if self.valid_path is None and not self._is_remote and not problems.total:
             text.check_split(problems)
@@ -226,6 +243,7 @@ class Config:
         """
         files = self.files()
         require_files(_local(files), self.FORMAT)
+        _require_held_out(self._local_text)
         content = _content(files, cache)
 
         def build(scratch: Path) -> None:
@@ -263,7 +281,7 @@ class Corpus:
     vocab_size: int
     tokens_per_epoch: int
     bytes_per_token: float
-    """On held-out text; separators count as tokens without bytes."""
+    """On all held-out text; separators count as tokens without bytes."""
     valid_tokens: int
     tokenizer_file: Path | None
     """What the text was tokenised by."""
@@ -286,6 +304,17 @@ class Corpus:
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:
         """Return whole windows of held-out text, spread evenly; none if it is too short."""
         return self.valid.evenly_spread(seq_len, at_most_tokens=self.valid_tokens)
+
+    def validation_bytes_per_token(self, *, seq_len: int) -> float:
+        """Return bytes per target of these windows; of all held-out text if tokens do not tell."""
+        if self._token_bytes is None:
+            return self.bytes_per_token
+        windows = self.validation(seq_len=seq_len)
+        return target_bytes(windows, self.valid, self._token_bytes) / windows[:, 1:].size
+
+    @cached_property
+    def _token_bytes(self) -> NDArray[np.int64] | None:
+        return token_bytes(self.tokenizer_file)
 
 
 def _listed(spec: str | tuple[str, ...] | None) -> tuple[str, ...]:
@@ -311,6 +340,20 @@ def _local(
     }
 
 
+def _require_held_out(text: LocalText) -> None:
+    """Refuse files that are trained on and held out; only files of equal size are read."""
+    train, valid = (
+        {path: path.stat().st_size for path in p} for p in (text.paths, text.valid_paths)
+    )
+    equal = set(train.values()) & set(valid.values()) - {0}
+
+    def content(path: Path, size: int) -> str:
+        return file_sha256(path) if size in equal else str(path.resolve())
+
+    named = ({str(path): content(path, n) for path, n in p.items()} for p in (train, valid))
+    require_held_out(*named)
+
+
 def _content(
     files: Mapping[str, Path | tuple[Path | HubSource, ...]], cache: Path
 ) -> dict[str, list[str]]:
@@ -329,9 +372,14 @@ def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
         sample_bytes=config.tokenizer_bytes,
     )
     if not config._is_remote:
-        valid, tokenizer = tokenise_files(config._local_text, choice, folder, log)
-        size = tokenizer.size
-        _note(folder, tokens=valid.tokens, n_bytes=valid.bytes, tokenizer_size=size)
+        valid, tokenizer, n_copies = tokenise_files(config._local_text, choice, folder, log)
+        _note(
+            folder,
+            tokens=valid.tokens,
+            n_bytes=valid.bytes,
+            tokenizer_size=tokenizer.size,
+            n_copies=n_copies,
+        )
         return
     if choice.path is not None:  # too large a one is found out before hours of reading
         choice.load(choice.path)
@@ -350,13 +398,20 @@ def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
     _note(folder, tokens=held_out["tokens"], n_bytes=held_out["bytes"], tokenizer_size=size)
 
 
-def _note(folder: Path, *, tokens: int, n_bytes: int, tokenizer_size: int) -> None:
-    meta = {"valid_tokens": tokens, "valid_bytes": n_bytes, "tokenizer_tokens": tokenizer_size}
+def _note(
+    folder: Path, *, tokens: int, n_bytes: int, tokenizer_size: int, n_copies: int = 0
+) -> None:
+    meta = {
+        "valid_tokens": tokens,
+        "valid_bytes": n_bytes,
+        "tokenizer_tokens": tokenizer_size,
+        "copies_of_valid": n_copies,
+    }
     (folder / "meta.json").write_text(json.dumps(meta))
 
 
 def _meta(folder: Path) -> Mapping[str, int]:
-    """Return what `_note` wrote; caches of earlier versions lack the tokenizer's size."""
+    """Return what `_note` wrote; caches of earlier versions lack the last two."""
     meta: dict[str, int] = json.loads((folder / "meta.json").read_text())
     return meta
 
@@ -367,4 +422,5 @@ def _remarks(config: Config, meta: Mapping[str, int]) -> list[str]:
     return [
         *unused_tokens(size, vocab_size=config.vocab_size, fix=f"lower data.vocab_size{more}"),
         *few_held_out(meta["valid_tokens"], fix=config._more_held_out),
+        *trained_on(meta.get("copies_of_valid", 0), fix="take them out of data.path"),
     ]

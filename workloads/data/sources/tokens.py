@@ -22,13 +22,18 @@ from workloads.data.corpus import ProbeSet
 from workloads.data.permutation import shuffled
 from workloads.data.preparation.manifest import MANIFEST, TokenManifest, load_split
 from workloads.data.readers.problems import DataError, require_files
-from workloads.data.remarks import few_held_out
+from workloads.data.remarks import few_held_out, limited_mixture
+from workloads.data.token_bytes import target_bytes, token_bytes
 from workloads.data.token_shards import TokenShards
 from workloads.data.tokenizer import saved_tokenizer
 from workloads.field_error import FieldError, PositiveInt, check_fields
 
 _BLOCK = 1_024
 """Windows of a mixture whose streams are worked out together."""
+_ROUNDING = 1e-6
+"""Tokens: a quotient of a share times the share may be less than it was."""
+_TOLD_LIMIT = 0.9
+"""Share of the held-out tokens that a mixture could evaluate on, below which a remark is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +51,8 @@ class Config:
     weights: tuple[float, ...] | None = None
     """Share of each folder in the training tokens, up to a factor; None: by number of tokens."""
     valid_tokens: PositiveInt = 65_536
-    """Held-out tokens per evaluation, at most, in the same proportions."""
+    """Held-out tokens per evaluation, at most, in the same proportions. So the folder with the
+    fewest for its share limits them; but each gives a whole window at least."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -119,11 +125,25 @@ class Config:
                 load_split(folder, manifest, name)
 
     def remarks(self, cache: Path) -> list[str]:
-        """Return a sentence if few tokens are held out."""
+        """Return a sentence if few tokens are held out, and where one folder limits them."""
         del cache
-        held_out = sum(int(manifest.splits["valid"]["tokens"]) for manifest in self._manifests)
+        held_out = [int(manifest.splits["valid"]["tokens"]) for manifest in self._manifests]
         fix = "prepare the text with a larger --valid-share, or with --valid"
-        return few_held_out(held_out, fix=fix)
+        shares = zip(held_out, self._shares, strict=True)
+        limits = [n / share if n else math.inf for n, share in shares]
+        limit = min(limits)
+        told = few_held_out(min(limit, sum(held_out)), fix=fix)
+        if limit < _TOLD_LIMIT * min(self.valid_tokens, sum(held_out)):
+            folder = self._folders[limits.index(limit)]
+            told.append(limited_mixture(limit, limited_by=folder, fix=fix))
+        return told
+
+    @property
+    def _shares(self) -> tuple[float, ...]:
+        """Of the folders in the training tokens; they add up to one."""
+        counted = (float(manifest.splits["train"]["tokens"]) for manifest in self._manifests)
+        weights = self.weights or tuple(counted)
+        return tuple(weight / sum(weights) for weight in weights)
 
     def prepare(self, cache: Path, log: Callable[[str], None] = lambda message: None) -> "Corpus":
         """Map the shards, once their hashes are those of the manifests.
@@ -137,15 +157,13 @@ class Config:
             _require_hashes(folder, manifest, cache, log)
         train = tuple(load_split(folder, manifest, "train") for folder, manifest in parts)
         valid = tuple(load_split(folder, manifest, "valid") for folder, manifest in parts)
-        weights = self.weights or tuple(float(len(shards)) for shards in train)
-        shares = tuple(weight / sum(weights) for weight in weights)
         corpus = Corpus(
             train=train,
             valid=valid,
-            shares=shares,
+            shares=self._shares,
             vocab_size=self.vocab_size,
             tokens_per_epoch=self.tokens_per_epoch(),
-            bytes_per_token=_bytes_per_token(self._manifests, shares),
+            bytes_per_token=tuple(manifest.bytes_per_token for manifest in self._manifests),
             valid_tokens=self.valid_tokens,
             tokenizer_file=saved_tokenizer(self._folders[0]),
         )
@@ -163,7 +181,8 @@ class Corpus:
     """Of each stream in the windows; they add up to one."""
     vocab_size: int
     tokens_per_epoch: int
-    bytes_per_token: float | None
+    bytes_per_token: tuple[float | None, ...]
+    """Of each stream, on all of its held-out text; None where tokens came without text."""
     valid_tokens: int
     tokenizer_file: Path | None = None
     probes: tuple[ProbeSet, ...] = ()
@@ -183,13 +202,45 @@ class Corpus:
         return windows
 
     def validation(self, *, seq_len: int) -> NDArray[np.int64]:
-        """Return whole windows of held-out tokens, spread evenly over each stream."""
-        return np.concatenate(
-            [
-                shards.evenly_spread(seq_len, at_most_tokens=int(self.valid_tokens * share))
-                for shards, share in zip(self.valid, self.shares, strict=True)
-            ]
-        )
+        """Return whole windows of held-out tokens, spread evenly over each stream.
+
+        They hold the streams' shares to within a window: the stream that has the fewest windows for
+        its share limits the others. A stream gives at least one window, whatever its share, and
+        none if it is shorter than a window; then it limits nothing.
+        """
+        return np.concatenate(self._held_out(seq_len))
+
+    def validation_bytes_per_token(self, *, seq_len: int) -> float | None:
+        """Return bytes per target of these windows; None where some tokens came without text.
+
+        If the tokens do not tell, the mean over all held-out text of a stream stands for them.
+        """
+        n_bytes = n_targets = 0.0
+        windows = self._held_out(seq_len)
+        for own, shards, mean in zip(windows, self.valid, self.bytes_per_token, strict=True):
+            if not len(own):
+                continue
+            if mean is None:
+                return None
+            n = own[:, 1:].size
+            sizes = self._token_bytes
+            n_bytes += mean * n if sizes is None else target_bytes(own, shards, sizes)
+            n_targets += n
+        return n_bytes / n_targets
+
+    def _held_out(self, seq_len: int) -> list[NDArray[np.int64]]:
+        """Return the windows of each stream."""
+        streams = tuple(zip(self.valid, self.shares, strict=True))
+        whole = [((len(shards) - 1) // seq_len * seq_len, share) for shards, share in streams]
+        total = min([self.valid_tokens, *(n / share for n, share in whole if n > 0)])
+        return [
+            shards.evenly_spread(seq_len, at_most_tokens=int(total * share + _ROUNDING))
+            for shards, share in streams
+        ]
+
+    @cached_property
+    def _token_bytes(self) -> NDArray[np.int64] | None:
+        return token_bytes(self.tokenizer_file)
 
 
 def epoch_places(
@@ -273,12 +324,3 @@ def _require_hashes(
         ]
     if changed:
         raise DataError(changed)
-
-
-def _bytes_per_token(
-    manifests: tuple[TokenManifest, ...], shares: tuple[float, ...]
-) -> float | None:
-    """Return the mean over streams in their proportions; None where one came without text."""
-    each = [manifest.bytes_per_token for manifest in manifests]
-    known = [value for value in each if value is not None]
-    return float(np.dot(known, shares)) if len(known) == len(each) else None

@@ -74,8 +74,10 @@ def _constants(primes: tuple[tuple[int, ...], ...], device: torch.device) -> tup
     Kept, because copying them to a device waits for it.
     """
     flat = list(chain.from_iterable(primes))
-    offsets = torch.tensor([0, *accumulate(flat)][:-1], device=device)
-    return torch.tensor(primes, device=device), offsets.view(len(primes), -1)
+    # An evaluation may come first, and tensors born in inference mode are no good for training.
+    with torch.inference_mode(False):
+        offsets = torch.tensor([0, *accumulate(flat)][:-1], device=device)
+        return torch.tensor(primes, device=device), offsets.view(len(primes), -1)
 
 
 def multipliers(*, seed: int, layer: int, order: int, vocab_size: int) -> tuple[int, ...]:

@@ -1,13 +1,15 @@
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import analysis
-from analysis.loading.schema import declaration
+from analysis.loading.from_tracker import _read_run
+from analysis.loading.schema import Reading, declaration
 from orchestrator.records.errors import StoreError
 from orchestrator.records.json_files import write_json
 from orchestrator.records.sweep_dir import SweepDir
@@ -34,6 +36,20 @@ def test_the_tracker_excludes_with_reasons(tracker):
     assert excluded["state"].tolist().count("failed") == 1
     assert excluded["reason"].str.contains("not finite: loss is nan").sum() == 1
     assert len(excluded) == 2
+
+
+@pytest.mark.parametrize("outcome", ["diverged", "user_error"])
+def test_a_run_of_the_tracker_that_diverged_keeps_its_settings(outcome):
+    tags = {"memscale.trial_id": "dense-1", "memscale.state": "failed", "memscale.outcome": outcome}
+    params = {"architecture": "dense", "preset": "d8", "seed": "0", "train.lr": "1.0"}
+    data = SimpleNamespace(tags=tags, params=params, metrics={"total_params": 10.0})
+    reading = Reading()
+
+    _read_run(SimpleNamespace(data=data, info=SimpleNamespace(run_id="1")), "tracked", reading)
+
+    assert [row["trial_id"] for row in reading.left_out] == ["dense-1"]
+    kept = [(row["preset"], row["train.lr"], row["total_params"]) for row in reading.diverged]
+    assert kept == ([("d8", 1, 10.0)] if outcome == "diverged" else [])
 
 
 @pytest.mark.integration
@@ -148,6 +164,8 @@ def test_trials_that_are_not_done_are_listed_with_a_sentence(synthetic, tmp_path
         retried.spec.trial_id: "not finished: waits for another attempt after attempt 1 ended: signal 9",
         "dense-000000000000": "unreadable: the folder has no spec.json; submit the sweep again",
     }
+    assert loaded.diverged["trial_id"].tolist() == [diverged.spec.trial_id]
+    assert loaded.diverged["configuration"].notna().all()
 
 
 @pytest.mark.parametrize(
@@ -231,6 +249,62 @@ def test_one_trial_under_two_sweeps_counts_once(synthetic, tmp_path):
         "duplicate: the same trial is already in the table, from sweep first"
     ]
     assert len(analysis.load(tmp_path, sweep="second").table) == 1
+
+
+def test_several_sweeps_are_read_by_name(synthetic, tmp_path):
+    names = ("first", "second", "third")
+    trials = [synthetic.make_trial("dense", 32, i, sweep=name) for i, name in enumerate(names)]
+    synthetic.write_runs(tmp_path, trials)
+
+    both = analysis.load(tmp_path, sweep=["second", "first"])
+
+    assert both.table["sweep"].tolist() == ["first", "second"]
+    assert both.sweep == ("second", "first")
+    assert repr(both) == "<Runs of second, first: 2 in table, 0 in excluded>"
+    assert set(analysis.histories(both, ("train/",))["sweep"]) == {"first", "second"}
+    of_table = analysis.load(analysis.load(tmp_path).table, sweep=["first", "second"])
+    assert of_table.table["sweep"].tolist() == ["first", "second"]
+    assert "sweep=['first', 'second']" in of_table.call
+    with pytest.raises(StoreError, match="no sweep 'other' here; there are first, second, third"):
+        analysis.load(tmp_path, sweep=["first", "other"])
+    with pytest.raises(StoreError, match="no rows of sweep 'other'"):
+        analysis.load(both.table, sweep=["first", "other"])
+    with pytest.raises(ValueError, match="an empty list names no sweep"):
+        analysis.load(tmp_path, sweep=[])
+
+
+CODE = {
+    "0123": "WIDTH = 4\n",
+    "4567": '"""A model."""\n\nWIDTH = 4  # wide\n',
+    "89ab": "WIDTH = 8\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("snapshots", "mixed"),
+    [(("0123", "4567"), False), (("0123", "89ab"), True), (("0123", "gone"), False)],
+)
+def test_seeds_that_different_code_trained_are_told(synthetic, tmp_path, snapshots, mixed):
+    """Words about the code do not count; what is gone is not compared."""
+    for snapshot, code in CODE.items():
+        file = tmp_path / f"synthetic/code/{snapshot}/workloads/architectures/dense.py"
+        file.parent.mkdir(parents=True)
+        file.write_text(code)
+    trials = [synthetic.make_trial("dense", 32, seed) for seed in (0, 1)]
+    for trial, snapshot in zip(trials, snapshots, strict=True):
+        folder = synthetic.write_done(tmp_path, trial)
+        environment = {"git": {"commit": "abc123", "snapshot": snapshot}}
+        write_json(folder.attempts()[0].path / "environment.json", environment)
+
+    notes = analysis.load(tmp_path).notes
+
+    first, second = (trial.spec.trial_id for trial in trials)
+    told = (
+        "synthetic: seeds of dense 32w were trained by different code of"
+        f" workloads/architectures/dense.py ({first}; {second}), and a mean over them is of"
+        " neither; rename the sweep to train all anew"
+    )
+    assert list(notes) == ([told] if mixed else [])
 
 
 def test_text_and_fact_sweeps_side_by_side_do_not_exclude_each_other(synthetic, tmp_path):

@@ -37,6 +37,7 @@ from analysis.report.figure_files import (
     sweep_figures,
 )
 from analysis.report.html import render
+from analysis.report.table_files import csv_text
 from analysis.report.tables import excluded, tables
 from analysis.report.usage_table import usage
 from analysis.scaling.comparison import compare_architectures
@@ -226,7 +227,8 @@ def test_what_a_configuration_is_made_of_and_costs_stands_side_by_side(synthetic
     trial = replace(trial, spec=replace(trial.spec, accounting=accounting))
     runs = analysis.load(synthetic.write_runs(tmp_path, [trial]))
 
-    row = configurations(analysis.fit_sweep(runs, n_draws=20)).to_frame().iloc[0]
+    fits = analysis.fit_sweep(runs, n_draws=20)
+    row = configurations(fits).to_frame().iloc[0]
 
     assert row["active params"] == "123 k"
     assert row["memory params"] == "165 k"
@@ -235,7 +237,29 @@ def test_what_a_configuration_is_made_of_and_costs_stands_side_by_side(synthetic
     assert row["training FLOPs"] == "8.14e+11"
     assert row["block FLOPs, paper"] == "1.93e+10"
     assert row["train s"] == "12"
-    assert trials(runs).to_frame()["memory params"].tolist() == ["165 k"]
+    assert trials(runs, fits).to_frame()["memory params"].tolist() == ["165 k"]
+
+
+def test_the_table_of_trials_says_which_is_which_and_can_be_loaded(synthetic, tmp_path):
+    made = []
+    for architecture in ("dense", "memory_plus"):
+        for lr in (1e-3, 3e-3):
+            trial = synthetic.make_trial(architecture, 32, 0)
+            made.append(
+                replace(trial, spec=replace(trial.spec, train={**trial.spec.train, "lr": lr}))
+            )
+    runs = analysis.load(synthetic.write_runs(tmp_path / "runs", made))
+    file = tmp_path / "trials.csv"
+
+    file.write_text(csv_text(trials(runs, analysis.fit_sweep(runs, n_draws=0))))
+
+    loaded = analysis.load(file)
+    named = ["trial_id", "architecture", "train.lr", "total_params", "loss"]
+    there, read = (
+        t[named].sort_values("trial_id").values.tolist() for t in (runs.table, loaded.table)
+    )
+    assert read == there
+    assert not any("no column of architectures" in note for note in loaded.notes)
 
 
 def test_brackets_are_explained_where_there_are_some(synthetic, tmp_path):
@@ -446,7 +470,7 @@ def test_drawing_leaves_pyplot_alone(runs, fits):
 
 
 def test_tables_are_rectangles_of_text(runs, fits):
-    others = (trials(runs), excluded(runs), parameter_groups(fits), usage(runs, fits))
+    others = (trials(runs, fits), excluded(runs), parameter_groups(fits), usage(runs, fits))
     for table in (*tables(runs, fits), *others):
         assert len(table.numeric) == len(table.columns)
         assert all(len(row) == len(table.columns) for row in table.rows)
@@ -545,3 +569,14 @@ def test_commands_are_code_and_no_password_is_shown(runs, fits):
     assert "<li><code>memscale next &lt;s&gt;</code> writes it, if a &lt; b.</li>" in text
     assert "postgresql://host/runs" in text
     assert "secret" not in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_page_of_several_sweeps_is_made_anew_in_python(runs, fits):
+    contents = report_contents(replace(runs, sweep=("first", "second")), fits)
+
+    text = render(contents, {})
+
+    assert contents.sweep == "first, second"
+    assert "sweep=[&#39;first&#39;, &#39;second&#39;])" in text
+    assert "memscale report first" not in text

@@ -1,5 +1,6 @@
 """Sweeps over sizes and learning rates: named, told apart, the best said and marked at edges."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,6 +9,7 @@ import analysis
 from analysis.report.configuration_tables import best, configurations
 from analysis.report.curve_tables import curves
 from analysis.scaling.series_curves import varied_in
+from orchestrator.records.json_files import write_json
 
 RATES = (1e-3, 3e-3, 1e-2)
 
@@ -45,6 +47,67 @@ def test_best_of_every_size_is_said_and_marked_at_the_edge(tuned):
     shown = best(fits)
     assert shown.rows[-1][-1] == "lr=1e-2 is the largest of 3"
     assert any("edge" in note for note in shown.notes)
+
+
+def test_lengths_are_never_chosen_between_though_each_has_its_own_rates(synthetic, tmp_path):
+    """Rates 5e-3 and 2e-2 for 1e5 tokens, 1e-2 for 4e5, which is better since it is longer."""
+    trials = []
+    for lr, tokens, gain in ((5e-3, 100_000, 0.0), (2e-2, 100_000, 0.1), (1e-2, 400_000, 1.0)):
+        trial = synthetic.make_trial("dense", 32, 0, noise=0.0)
+        spec = replace(trial.spec, train={**trial.spec.train, "lr": lr, "tokens": tokens})
+        loss = trial.metrics["valid/loss"] - gain
+        trials.append(replace(trial, spec=spec, metrics={**trial.metrics, "valid/loss": loss}))
+    runs = analysis.load(synthetic.write_runs(tmp_path, trials))
+
+    fits = analysis.fit_sweep(runs, n_draws=0)
+
+    (found,) = fits.best
+    assert (found.size, found.label, found.n_tried) == ("32w tokens=1e5", "lr=2e-2", 2)
+    assert found.at_edge == ("lr=2e-2 is the largest of 2",)
+    assert fits.tuned == {"dense": {"train.lr": 2}}
+    assert "dense (lr=1e-2 · tokens=4e5)" in fits.series.values()
+
+
+def test_a_rate_that_diverged_was_tried_and_bounds_the_optimum(synthetic, tmp_path):
+    for lr, loss in ((1e-3, 2.5), (3e-3, 2.0), (1e-2, None)):
+        for seed in (0, 1):
+            trial = synthetic.make_trial("dense", 32, seed, **{"valid/loss": loss or 2.5})
+            spec = replace(trial.spec, train={**trial.spec.train, "lr": lr})
+            if loss is not None:
+                synthetic.write_done(tmp_path, replace(trial, spec=spec))
+                continue
+            _, attempt = synthetic.start(tmp_path, replace(trial, spec=spec))
+            end = {"outcome": "diverged", "reason": "loss is nan", "final": True}
+            write_json(attempt.path / "end.json", end)
+    runs = analysis.load(tmp_path)
+
+    fits = analysis.fit_sweep(runs, n_draws=0)
+
+    (found,) = fits.best
+    assert (found.label, found.n_tried, found.diverged) == ("lr=3e-3", 3, ("lr=1e-2",))
+    assert found.at_edge == ()
+    assert fits.tuned == {"dense": {"train.lr": 3}}
+    assert dict(zip(best(fits).columns, best(fits).rows[0], strict=True))["diverged"] == "lr=1e-2"
+    contents = analysis.report_contents(runs, fits)
+    assert "; diverged: lr=1e-2." in contents.answer.sentences[0]
+    assert not any("further out" in text for text in contents.advice)
+
+
+def test_a_seed_that_diverged_is_no_further_setting(synthetic, tmp_path):
+    for lr in (1e-3, 3e-3):
+        for seed in (0, 1):
+            lost = (lr, seed) == (3e-3, 1)
+            trial = synthetic.make_trial(
+                "dense", 32, seed, **({"valid/loss": math.nan} if lost else {})
+            )
+            spec = replace(trial.spec, train={**trial.spec.train, "lr": lr})
+            synthetic.write_done(tmp_path, replace(trial, spec=spec))
+    runs = analysis.load(tmp_path)
+
+    (found,) = analysis.fit_sweep(runs, n_draws=0).best
+
+    assert len(runs.diverged) == 1
+    assert (found.n_tried, found.diverged) == (2, ())
 
 
 def test_a_curve_by_less_goes_through_the_best_and_says_so(tuned):

@@ -4,11 +4,13 @@ import dataclasses
 import json
 import re
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from orchestrator import cli, diagnostics
+from orchestrator.cli.app import runs_option
 from orchestrator.diagnostics import Check, Severity
 from orchestrator.records.json_files import write_json
 from orchestrator.records.locks import ControllerLock
@@ -76,6 +78,28 @@ def test_one_trial_is_one_trial(submitted):
 
     assert waiting.state() is TrialState.CANCELLED
     assert memscale("cancel", "s", *runs) == (0, "Nothing of s is unfinished.")
+
+
+def test_a_trial_that_has_ended_is_not_stopped_and_said_to_have(submitted):
+    sweep, failed, waiting = submitted
+
+    code, said = memscale("cancel", "s", failed.trial_id, "--runs", sweep.path.parent)
+
+    assert (code, said) == (0, f"Nothing to stop: {failed.trial_id} (failed).")
+    assert waiting.state() is TrialState.WAITING
+
+
+@pytest.mark.parametrize("verb", ["cancel", "retry", "status"])
+def test_a_trial_in_the_place_of_its_sweep_is_told_whose_it_is(submitted, verb):
+    sweep, _, waiting = submitted
+    asked = waiting.trial_id[:-2]
+
+    code, said = memscale(verb, asked, "--runs", sweep.path.parent)
+
+    assert code != 0
+    assert "trials of s begin so: write the name of the sweep, and with cancel and retry" in said
+    assert said.endswith(f"as in `s {asked}`")
+    assert waiting.state() is TrialState.WAITING
 
 
 def test_retry_without_a_controller_is_noted(submitted):
@@ -219,3 +243,11 @@ def test_the_doctor_answers_as_json(monkeypatch, tmp_path):
     (check,) = json.loads(result.output)
     assert check["name"] == "disk"
     assert check["fix"] == "free some"
+
+
+@pytest.mark.parametrize(
+    ("runs", "option"),
+    [("runs", ""), ("my runs", " --runs 'my runs'"), ("/r/x", " --runs /r/x")],
+)
+def test_printed_commands_can_be_typed(runs, option):
+    assert runs_option(Path(runs)) == option

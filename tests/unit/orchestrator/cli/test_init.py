@@ -89,6 +89,18 @@ def test_mistakes_write_no_file(words: tuple[str, ...], told: str, tmp_path: Pat
     assert list(tmp_path.rglob("*.yaml")) == []
 
 
+def test_an_error_of_the_runs_folder_leaves_no_file(tmp_path: Path) -> None:
+    """A file that is left would be in the way of the next try."""
+    (tmp_path / "runs" / "n" / "trials").mkdir(parents=True)
+    (tmp_path / "runs" / "n" / "controller.json").write_text("{")
+
+    code, said = memscale_init("--name", "n")
+
+    assert code != 0
+    assert "controller.json" in said
+    assert list(tmp_path.rglob("*.yaml")) == []
+
+
 @pytest.mark.parametrize("name", ["it's mine.txt", "facts.tsv"])
 def test_data_of_ones_own(name: str) -> None:
     rows = [f"Land {i}\tcapital\tTown {i % 7}\n" for i in range(9_000)]

@@ -296,6 +296,20 @@ def test_a_trial_of_two_sweeps_is_named_with_its_sweep(tmp_path):
     found = find_trial(tmp_path, "b/dense-01")
 
     assert found.path == tmp_path / "b" / "trials" / "dense-0123456789ab"
-    for name in ("dense-01", "c/dense-01"):
-        with pytest.raises(NotFoundError, match=re.escape(repr(name))):
+    for name in ("dense-01", "dense-0123456789ab"):
+        sentence = (
+            f"trial {name!r}: 2 sweeps have it; write a/dense-0123456789ab or b/dense-0123456789ab"
+        )
+        with pytest.raises(NotFoundError, match=f"^{re.escape(sentence)}$"):
             find_trial(tmp_path, name)
+    with pytest.raises(NotFoundError, match="'c/dense-01'"):
+        find_trial(tmp_path, "c/dense-01")
+    (tmp_path / "a" / "trials" / "dense-01ffffffffff").mkdir()
+    (tmp_path / "a" / "trials" / "dense-01ffffffffff" / "spec.json").touch()
+    with pytest.raises(NotFoundError, match="3 trials begin so .*; write more of the id"):
+        find_trial(tmp_path, "dense-01")
+
+
+@pytest.mark.parametrize("verb", ["logs", "generate", "evaluate", "export"])
+def test_the_help_says_how_to_name_a_trial_of_two_sweeps(verb):
+    assert "SWEEP/ID where several sweeps have it" in memscale(verb, "--help")[1]

@@ -1,17 +1,19 @@
 """Links, ports and errors of `memscale ui`; the server itself: tests/integration/test_tracking.py."""
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.cli import mlflow_server
 from orchestrator.node import process_group_guard
-from orchestrator.records.errors import NotFoundError, StoreError
+from orchestrator.records.errors import NotFoundError, StoreError, UsageError
 
 
 def test_the_links_open_the_runs_table_and_the_charts():
@@ -55,6 +57,42 @@ def test_a_port_in_use_is_passed_over():
         port = taken.getsockname()[1]
 
         assert mlflow_server.free_port("127.0.0.1", port) > port
+
+
+@pytest.mark.parametrize("port", [0, 70_000])
+def test_a_port_that_there_is_not_is_refused(port):
+    with pytest.raises(UsageError, match=rf"--port {port}: must lie in 1\.\.65535"):
+        mlflow_server.free_port("127.0.0.1", port)
+
+
+def test_the_last_port_has_none_after_it():
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # somebody else may have it
+            taken.bind(("127.0.0.1", 65_535))
+            taken.listen()
+
+        with pytest.raises(StoreError, match=r"no free port in 65535\.\.65535"):
+            mlflow_server.free_port("127.0.0.1", 65_535)
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("::", "[::1]"), ("node7", "node7")],
+)
+def test_the_server_is_reached_by_an_address_that_a_url_takes(host, url):
+    assert mlflow_server.reachable(host) == url
+
+
+def test_a_free_port_of_ipv6_is_found():
+    has_ipv6 = Path("/proc/net/if_inet6").exists()
+
+    with contextlib.nullcontext() if has_ipv6 else pytest.raises(StoreError, match="--host ::1"):
+        assert mlflow_server.free_port("::1", 20_000) >= 20_000
+
+
+def test_an_address_of_another_machine_is_not_a_busy_port():
+    with pytest.raises(StoreError, match=r"--host 192\.0\.2\.1: cannot listen there"):
+        mlflow_server.free_port("192.0.2.1", 20_000)
 
 
 def test_the_newest_sweep_is_the_one_submitted_last(tmp_path):

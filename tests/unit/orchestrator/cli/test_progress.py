@@ -39,6 +39,24 @@ def test_a_full_disk_is_told_at_once_and_when_it_is_over():
     assert lines.count(FULL.full_disk) == 2, "once in lines, once in the table"
 
 
+def test_why_trials_wait_while_none_runs_is_told_after_a_moment(monkeypatch):
+    spec = {"trial_id": "dense-0", "architecture": "dense", "preset": None, "seed": 0, "steps": 9}
+    waiting = TrialStatus(**spec, state=TrialState.WAITING, step=0, wait="needs 1 GPU")
+    stuck = dataclasses.replace(STATUS, trials=(waiting,))
+    running = dataclasses.replace(waiting, state=TrialState.RUNNING, wait="")
+    busy = dataclasses.replace(STATUS, trials=(waiting, running))
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    seconds = iter([100.0, 102.0, 104.0, 107.0, 112.0, 113.0, 114.0])
+    monkeypatch.setattr("orchestrator.cli.render.progress.time.monotonic", lambda: next(seconds))
+
+    with LiveSweep(console, quiet=True) as live:
+        for status in (busy, stuck, stuck, stuck, stuck, busy, stuck):
+            live.update(status)
+
+    lines = [line.strip() for line in console.file.getvalue().splitlines()]
+    assert [line == "waiting: 1 trial: needs 1 GPU" for line in lines] == [0, 0, 1, 0]
+
+
 def test_a_tracker_that_lacks_something_is_told_once_and_when_it_is_over():
     console = Console(width=200, file=io.StringIO(), highlight=False)
     away = {"http://tracker:5000": "it is away"}

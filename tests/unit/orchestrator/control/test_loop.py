@@ -1014,6 +1014,129 @@ def test_open_attempts_of_trials_not_asked_for_are_closed_too(world):
     assert [launch.trial_id for launch in world.launcher.launches] == [asked]
 
 
+def damage(path):
+    """Leave what a power cut may leave of a file."""
+    path.write_bytes(b"")
+
+
+def finish_attempt(world, trial_id, attempt):
+    while getattr(world.launcher.running.get(trial_id), "attempt", 0) != attempt:
+        yield
+    world.launcher.end(trial_id, DONE, steps=100)
+    yield
+
+
+def assert_set_aside(world, status, trial_id, file):
+    """The status names the file of one trial, which nothing runs, and the others are done."""
+    (sentence,) = status.unreadable
+    assert sentence.startswith(f"{world.sweep.trial(trial_id).path / file}: not valid JSON")
+    assert sentence.endswith("; this trial is set aside")
+    assert trial_id not in [t.trial_id for t in status.trials]
+    assert {t.state for t in status.trials} == {TrialState.DONE}
+    assert not status.complete
+    assert trial_id not in world.launcher.running
+    assert status_from_disk(world.sweep).unreadable == status.unreadable
+
+
+def test_a_trial_that_cannot_be_read_at_the_start_is_told_and_left_alone(world):
+    broken, other = world.trial(0), world.trial(1)
+    world.sweep.trial(broken).new_attempt({"submission": 1})
+    damage(world.sweep.trial(broken).attempt(1).path / "launch.json")
+
+    status = world.run(broken, other, script=finish(world, other))
+
+    assert_set_aside(world, status, broken, "attempts/0001/launch.json")
+    assert world.end(broken) is None
+    assert status_from_disk(world.sweep).earlier == ""
+
+
+def test_nothing_but_trials_that_cannot_be_read_is_not_complete(world):
+    broken = world.trial(0)
+    damage(world.sweep.trial(broken).path / "spec.json")
+
+    status = world.run(broken, script=iter(()))
+
+    assert not status.complete
+    assert not world.launcher.started
+    assert world.sweep.controller()["trial_ids"] == [broken]
+
+
+@pytest.mark.parametrize("file", ["retry.json", "result.json", "attempts/0001/error.json"])
+@pytest.mark.parametrize("while_it", ["runs", "ends"])
+def test_a_record_damaged_while_its_trial_runs_ends_no_other(world, file, while_it):
+    broken, other, third = (world.trial(seed) for seed in range(3))
+
+    def script():
+        while {broken, other} - world.launcher.running.keys():
+            yield
+        damage(world.sweep.trial(broken).path / file)
+        if while_it == "ends":
+            world.launcher.running.pop(broken)
+            world.launcher.ended.append(AttemptExit(trial_id=broken, attempt=1, exit_codes={0: -9}))
+        elif file.endswith("error.json"):  # it is read at the end alone
+            world.launcher.stop(broken, 1, hard=False)
+        yield
+        yield from finish(world, other, third)
+
+    status = world.run(broken, other, third, script=script())
+
+    if file.endswith("error.json"):
+        # Readers of states need it no more: the next submission closes the attempt.
+        assert broken not in [t.trial_id for t in status.trials]
+        assert not status.complete
+    else:
+        assert_set_aside(world, status, broken, file)
+    for trial_id in (other, third):
+        assert [a.end()["outcome"] for a in world.sweep.trial(trial_id).attempts()] == ["done"]
+
+
+def test_what_was_set_aside_goes_on_once_its_record_is_restored(world):
+    broken, other = world.trial(0), world.trial(1)
+    retry = world.sweep.trial(broken).path / "retry.json"
+
+    def script():
+        while broken not in world.launcher.running:
+            yield
+        damage(retry)
+        yield from finish(world, other)
+
+    assert not world.run(broken, other, script=script()).complete
+    assert world.end(broken)["outcome"] == "interrupted"
+    retry.unlink()
+
+    status = world.run(broken, other, script=finish_attempt(world, broken, 2), submission=2)
+
+    assert status.complete
+    assert not status.unreadable
+
+
+def test_a_damaged_request_to_retry_what_failed_sets_that_aside(world):
+    failed, other = world.trial(0), world.trial(1)
+
+    def script():
+        yield from fail(world, failed)
+        damage(world.sweep.trial(failed).path / "retry.json")
+        yield
+        yield
+        yield from finish(world, other)
+
+    status = world.run(failed, other, script=script())
+
+    assert_set_aside(world, status, failed, "retry.json")
+
+
+def test_an_orphaned_attempt_that_cannot_be_closed_is_left_open(world):
+    broken, other = world.trial(0), world.trial(1)
+    world.sweep.trial(broken).new_attempt({"submission": 1})
+    damage(world.sweep.trial(broken).attempt(1).path / "error.json")
+
+    status = world.run(broken, other, script=finish(world, other))
+
+    assert world.end(broken) is None
+    assert [t.trial_id for t in status.trials] == [other]
+    assert len(status.unreadable) == 1
+
+
 def test_failing_launcher_leaves_a_truthful_record_and_a_free_lock(world):
     trial = world.trial(0)
 

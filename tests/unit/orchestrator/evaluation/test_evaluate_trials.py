@@ -386,6 +386,31 @@ def test_the_table_says_what_is_at_chance(trial):
     )
 
 
+def test_the_table_tells_trials_of_a_sweep_apart(trial):
+    specs = [
+        dataclasses.replace(
+            trial.spec(), preset="d8", seed=seed, train={**trial.spec().train, "lr": lr}
+        )
+        for seed, lr in ((0, 1e-3), (1, 1e-3), (0, 3e-3))
+    ]
+    found = {spec.trial_id: run(trial, Suite("first"), again=True) for spec in specs}
+
+    def lines(specs):
+        out = io.StringIO()
+        shown = {spec.trial_id: found[spec.trial_id] for spec in specs}
+        Console(width=200, file=out).print(evaluation_tables(shown, specs))
+        return [re.sub(r" +", " ", line) for line in out.getvalue().splitlines()][1:]
+
+    heading, *rows = lines(specs)
+    assert heading.startswith("task model preset varied seed rows accuracy")
+    for spec, row in zip(specs, rows[:3], strict=True):
+        label = {1e-3: "lr=1e-3", 3e-3: "lr=3e-3"}[spec.train["lr"]]
+        assert row.startswith(f"first_task {spec.trial_id} d8 {label} {spec.seed} 10 ")
+    heading, row, *_ = lines(specs[:1])
+    assert heading.startswith("task model preset seed rows accuracy")
+    assert row.startswith(f"first_task {specs[0].trial_id} d8 0 10 ")
+
+
 def shown(suite, record, model="dense"):
     """The lines of a table of one record."""
     found = {model: [evaluate_trials.Evaluation(suite=suite, record={**NOTHING, **record})]}

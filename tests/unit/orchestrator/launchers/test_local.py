@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from orchestrator.launchers.local import (
 from orchestrator.records.processes import pids_with_environment
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Outcome, Resources, Retries, TrialSpec, TrialState
+from orchestrator.submit.stop_signals import stop_signals
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
 
@@ -147,6 +150,35 @@ def test_debugger_runs_one_trial_after_another_in_this_process(sweep):
     assert status.complete
     seen = [json.loads((sweep.trial(t).attempt(1).path / "seen-0.json").read_text()) for t in ids]
     assert [s["pid"] for s in seen] == [os.getpid()] * 2
+
+
+def test_a_signal_stops_the_trial_in_the_debugger_and_the_sweep_after_it(sweep):
+    ids = [add(sweep, seed, gate_at=6) for seed in range(2)]
+    controller = control(sweep, DebugLauncher(cpus=2, gpus=0), ids)
+    at_gate = sweep.trial(ids[0]).path / "at-gate"
+    stopped, over = [], threading.Event()
+
+    def signal_at_the_gate():
+        while not (at_gate.exists() or over.wait(0.01)):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not over.wait(20):
+            (sweep.trial(ids[0]).path / "go").touch()
+
+    with stop_signals(lambda: (stopped.append(1), controller.stop())):
+        sender = threading.Thread(target=signal_at_the_gate)
+        sender.start()
+        status = controller.run()
+        over.set()
+        sender.join()
+
+    assert stopped == [1]
+    assert [(t.state, t.outcome) for t in status.trials] == [
+        (TrialState.WAITING, Outcome.INTERRUPTED),
+        (TrialState.WAITING, None),
+    ]
+    assert (sweep.trial(ids[0]).checkpoints / "step-00000005").exists()
+    assert sweep.trial(ids[0]).attempt(1).error() is None
 
 
 def test_debugger_lets_the_error_through_and_records_it(sweep):

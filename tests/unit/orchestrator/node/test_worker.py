@@ -32,6 +32,7 @@ from orchestrator.records.trial_spec import (
     Outcome,
     TrialSpec,
 )
+from workloads.architectures import dense
 from workloads.training.metrics.reporter import Interrupted
 
 JOB = f"{Path(__file__).parent.parent / 'counting_job.py'}:run"
@@ -553,6 +554,8 @@ def test_benchmarks_that_planning_skipped_are_not_asked(make, tmp_path, skipped)
         '{"question": "Who?", "answer": "Ann"}\n{"question": "Where?", "answer": "Here"}\n'
     )
     asked = EvaluationSchedule(questions=str(path), rows=10, most_share=0.05, skipped=skipped)
-    spec = replace(request.trial.spec(), evaluation=asked)
+    spec = request.trial.spec()
+    model = {"architecture": "dense", **dense.PRESETS["d8"]}
+    spec = replace(spec, evaluation=asked, model=model, train={**spec.train, "seq_len": 64})
 
     assert (worker.benchmarks(request, spec) is None) == (skipped is not None)

@@ -15,6 +15,7 @@ from orchestrator.planning import evaluation_cost
 from orchestrator.planning.evaluation_cost import MOST_SHARE, ROWS, PricedTraining, with_schedule
 from orchestrator.records.errors import UsageError
 from orchestrator.records.trial_spec import EvaluationSchedule, TrialSpec
+from orchestrator.sweep import registry
 
 pytest.importorskip("lm_eval")
 
@@ -52,10 +53,15 @@ class Suite:
         return SimpleNamespace(read=10 * n, generated=2 * n, decoding_passes=n)
 
 
+MODULE = SimpleNamespace(
+    prepare=lambda names, data, questions: (Suite(),),
+    require_answers=lambda asked, *, model, seq_len: None,
+)
+
+
 @pytest.fixture
 def suites(monkeypatch):
-    module = SimpleNamespace(prepare=lambda names, data, questions: (Suite(),))
-    monkeypatch.setattr(evaluation_cost.registry, "evaluation", lambda: module)
+    monkeypatch.setattr(evaluation_cost.registry, "evaluation", lambda: MODULE)
 
 
 @given(
@@ -64,8 +70,7 @@ def suites(monkeypatch):
 )
 def test_rows_fit_into_the_share_of_every_trial(tokens, at):
     with pytest.MonkeyPatch.context() as patch:
-        module = SimpleNamespace(prepare=lambda names, data, questions: (Suite(),))
-        patch.setattr(evaluation_cost.registry, "evaluation", lambda: module)
+        patch.setattr(evaluation_cost.registry, "evaluation", lambda: MODULE)
         specs, (cost,) = planned([trial(n, at=tuple(at)) for n in tokens])
 
     def of(spec, rows):  # 15 read and 40 generated token times a row, of three passes a token
@@ -155,15 +160,40 @@ def test_questions_need_neither_folder_nor_harness(tmp_path, monkeypatch):
     rows = [{"question": f"who is {n}?", "answer": "x", "split": "test"} for n in range(40)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = {"suites": (), "data": None, "questions": str(path)}
+    model = {"architecture": "dense", **registry.architecture("dense").PRESETS["d8"]}
+    one = dataclasses.replace(trial(10**7, **asked), model=model)
 
-    (spec,), (cost,) = planned([trial(10**7, **asked)])
+    (spec,), (cost,) = planned([one])
 
     assert (spec.evaluation.rows, spec.evaluation.data) == (40, None)
-    assert spec.trial_id == trial(10**7).trial_id
+    assert spec.trial_id == dataclasses.replace(one, evaluation=None).trial_id
     assert str(cost).startswith("evaluation: qa.jsonl at 1 of the training, the first 40 rows")
     path.write_text('{"question": "x"}\n')
     with pytest.raises(UsageError, match=r"evaluation: .*qa\.jsonl:1: must have either answer"):
         planned([trial(10**7, **asked)])
+
+
+def test_models_that_cannot_answer_are_refused_before_they_train(tmp_path):
+    path = tmp_path / "qa.jsonl"
+    rows = [{"question": f"who is {n}?", "answer": "x"} for n in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"suites": (), "data": None, "questions": str(path)}
+    chooses = {"top_k": 1, "routing": "expert_choice", "evaluation": "expert_choice"}
+
+    def of(name, *, seq_len=64, tokens=10**7, **fields):
+        model = {"architecture": name, **registry.architecture(name).PRESETS["d8"], **fields}
+        return dataclasses.replace(trial(tokens, **asked), model=model, train={"seq_len": seq_len})
+
+    assert planned([of("dense"), of("moe", **{**chooses, "evaluation": "top_1"})])
+    for wrong, what in (
+        (of("dense", seq_len=24), "answers of 24 tokens leave no room for a prompt, train.seq_len"),
+        (of("moe", **chooses), "this moe model cannot decode answers token by token, because exp"),
+    ):
+        with pytest.raises(UsageError) as raised:
+            planned([of("dense"), wrong])
+        assert str(raised.value).startswith(f"evaluation: trial {wrong.trial_id}: task qa: {what}")
+    (skipped,), _ = planned([of("dense", seq_len=24, tokens=1_000)])
+    assert skipped.evaluation.skipped is not None  # it is not asked
 
 
 def test_a_decoding_pass_on_a_gpu_takes_its_time_however_small_the_model(suites):

@@ -287,11 +287,11 @@ def test_files_of_finished_trials_are_not_read_again(tmp_path):
     [
         ("path: corpus.txt", 65_536, "text: about 41 epochs of about 1,600 tokens: repeated text "),
         (
-            "path: corpus.txt, valid_path: corpus.txt, max_bytes: 1000",
+            "path: corpus.txt, valid_path: valid.txt, max_bytes: 1000",
             65_536,
             "text: about 156 epochs of about 420 tokens",
         ),
-        ("path: corpus.txt, valid_path: corpus.txt", 65_536, "text: about 33 epochs of about 2,0"),
+        ("path: corpus.txt, valid_path: valid.txt", 65_536, "text: about 33 epochs of about 2,0"),
         ("path: corpus.txt", 8_192, "text: about 5.1 epochs of about 1,600 tokens: "),
         ("path: corpus.txt", 4_096, None),
         ("path: corpus.txt.gz", 65_536, None),
@@ -301,6 +301,7 @@ def test_many_epochs_of_a_text_are_told(tmp_path, data, tokens, told):
     text = b"Nothing is stated here\n" * 180 + b"\n" * 5 + b"Nothing is stated here\n" * 28
     (tmp_path / "corpus.txt").write_bytes(text)
     (tmp_path / "corpus.txt.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "valid.txt").write_bytes(text + text)
     data = f"source: text, {data}, vocab_size: 300, valid_share: 0.2"
 
     notes = [note for note in planned(tmp_path, data, tokens).notes if note.startswith("text:")]

@@ -208,6 +208,30 @@ def test_done_resumable_failed_and_cancelled_trials_are_told_apart(loaded, sweep
     assert fourth.trial_id not in plan.left_over
 
 
+def test_what_other_sweeps_of_the_folder_have_trained_is_noted(loaded, sweep):
+    twin, begun = (SweepDir(sweep.path.parent / name) for name in ("twin", "begun"))
+    for spec in loaded.trials[:3]:
+        begun.trial(spec.trial_id).create(spec)
+        twin.trial(spec.trial_id).create(spec)
+        write_json(twin.trial(spec.trial_id).path / "result.json", {"metrics": {}})
+
+    def notes():
+        return [n for n in make_plan(loaded, sweep.snapshot(), MEASURED).notes if "anew" in n]
+
+    assert notes() == [
+        "3 of the 4 trials to train are done in the sweep twin; this sweep trains them anew"
+    ]
+    for spec in loaded.trials[:0:-1]:
+        sweep.trial(spec.trial_id).create(spec)
+        write_json(sweep.trial(spec.trial_id).path / "result.json", {"metrics": {}})
+    assert notes() == [
+        "1 of the 1 trial to train is done in the sweep twin; this sweep trains it anew"
+    ]
+    sweep.trial(loaded.trials[0].trial_id).create(loaded.trials[0])
+    write_json(sweep.trial(loaded.trials[0].trial_id).path / "result.json", {"metrics": {}})
+    assert notes() == []
+
+
 def test_a_new_trial_says_what_changed(loaded, sweep):
     old = make_plan(loaded, sweep.snapshot(), MEASURED).trials[0].spec
     changed = dataclasses.replace(old, train={**old.train, "lr": 0.003}, seed=7)
@@ -371,7 +395,7 @@ def test_trials_that_cannot_be_read_are_left_alone_and_the_others_planned(loaded
     before = {path: path.read_bytes() for path in sweep.path.rglob("spec.json")}
     Submission(plan=plan, runs=sweep.path.parent).write_records(sweep)
     assert {path: path.read_bytes() for path in before} == before
-    assert sweep.submissions()[0]["trial_ids"] == [t.spec.trial_id for t in plan.trials[1:]]
+    assert sweep.submissions()[0]["trial_ids"] == [t.spec.trial_id for t in plan.trials]
 
 
 def large(precision="auto", **resources):

@@ -181,6 +181,21 @@ def test_the_range_of_a_guess_holds_steps_that_were_measured_on_a_gpu(
     assert low < 1e6 / tokens_per_s < high
 
 
+@pytest.mark.parametrize("step_s", [8192 / 14.53e6, 8192 / 11.63e6, 8192 / 0.97e6])
+@pytest.mark.parametrize("start_s", [0.004, 1.6, 3.0, 17.9])
+def test_a_small_model_on_a_gpu_takes_a_least_time_a_step_and_compiles(step_s, start_s):
+    """d32, steps and starts of docs/benchmarks.md: its FLOPs alone take a tenth of the steps."""
+    steps = 610.0
+    d32 = spec(flops=4.0e5 * 8192 * steps, tokens=8192 * steps)
+    d32 = replace(d32, accounting={**d32.accounting, "steps": steps})
+
+    found = predict_runtime(d32, [], flops_per_second=None, on_gpu=True)
+
+    assert found.seconds == pytest.approx(3.0 + 610 * 6e-4)
+    low, high = (found.seconds * factor for factor in found.factors)
+    assert low < start_s + steps * step_s < high
+
+
 def test_what_was_measured_has_no_range():
     assert predict_runtime(spec(), [measured()], flops_per_second=None).factors == (1.0, 1.0)
 

@@ -25,9 +25,9 @@ def test_not_durable_writes_do_not_wait_for_the_disk(tmp_path, monkeypatch):
     assert read_json(tmp_path / "a.json") == {"a": 1}
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", ""])
-def test_damaged_record_says_what_to_do(tmp_path, text):
-    (tmp_path / "a.json").write_text(text)
+@pytest.mark.parametrize("content", [b"[1]", b"{", b"", b'{"host": "\xff"}'])
+def test_damaged_record_says_what_to_do(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
 
     with pytest.raises(StoreError, match="restore it or delete it"):
         read_json(tmp_path / "a.json")

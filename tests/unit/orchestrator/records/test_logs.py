@@ -1,8 +1,12 @@
+import subprocess
+import sys
+
 import pytest
 
 from orchestrator.records import logs
 from orchestrator.records.errors import StoreError
 from orchestrator.records.json_files import write_json
+from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_dir import TrialDir
 
 
@@ -81,6 +85,26 @@ def test_following_goes_on_into_the_next_attempt_and_ends_with_the_trial(trial):
         "two",
         "three",
     ]
+
+
+def test_following_ends_with_a_killed_controller(trial):
+    controller = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    record = ProcessId.of(controller.pid).to_json()
+    attempt = trial.new_attempt({"why": "first attempt", "controller": record})
+    waits = []
+
+    def wait():
+        waits.append("")
+        assert len(waits) < 3, "it waits for ever"
+        if len(waits) == 2:
+            attempt.log.write_text("last words\n")
+            controller.kill()
+            controller.communicate()
+
+    text = "".join(logs.read(trial, follow=True, wait=wait))
+
+    assert len(waits) == 2
+    assert "last words\n── its controller is gone" in text
 
 
 def test_a_character_cut_at_the_end_of_what_was_written_is_read_whole_later(trial):

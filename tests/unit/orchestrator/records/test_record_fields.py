@@ -91,7 +91,6 @@ def test_a_spec_of_an_older_version_keeps_its_name(
         ("launch.json", {"submission": "one"}, "submission: expected a number"),
         ("../../result.json", {"metrics": []}, "metrics: expected an object"),
         ("../../retry.json", {"after": True}, "after: expected a number"),
-        ("../../heartbeat.json", {"step": "3"}, "step: expected a number"),
     ],
 )
 def test_a_wrong_field_sets_the_trial_aside(

@@ -20,6 +20,17 @@ def test_submissions_are_numbered(tmp_path):
     assert [s["number"] for s in sweep.submissions()] == [1, 2]
 
 
+def test_a_lost_submission_has_no_later_one_overwritten(tmp_path):
+    sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
+    for _ in range(3):
+        sweep.add_submission({"trial_ids": []})
+    (sweep.path / "submissions" / "0001.json").unlink()
+
+    assert sweep.add_submission({"trial_ids": []}) == 4
+    assert [s["number"] for s in sweep.submissions()] == [2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("name", "reserved"),
     [

@@ -60,7 +60,10 @@ def test_state_follows_the_files(trial):
     trial.new_attempt({"submission": 1})
     end(trial, "user_error", final=True)
     assert trial.state() is TrialState.FAILED
-    trial.request_cancel("somebody")
+    trial.request_cancel("somebody, who was late")
+    assert trial.state() is TrialState.FAILED
+    trial.new_attempt({"submission": 2})
+    end(trial, "interrupted", final=False)
     assert trial.state() is TrialState.CANCELLED
     write_json(trial.path / "result.json", {})
     assert trial.state() is TrialState.DONE
@@ -90,6 +93,16 @@ def test_attempts_are_numbered_from_one_and_never_reused(trial):
     assert [a.number for a in trial.attempts()] == [first.number, second.number] == [1, 2]
     assert trial.attempt(2) == second
     assert second.launch() == {"why": "second"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b'{"step": "3"}'])
+def test_a_damaged_heartbeat_counts_as_none(trial, content):
+    trial.new_attempt({})
+    (trial.path / "heartbeat.json").write_bytes(content)
+
+    assert trial.heartbeat() is None
+    assert trial.record().heartbeat is None
+    assert trial.record(for_status=True).heartbeat is None
 
 
 def test_later_attempt_wins_where_steps_overlap(trial):

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +74,24 @@ def test_a_rate_chosen_for_a_model_does_not_hide_how_the_models_differ():
     ]
 
 
+def test_length_and_batch_are_named_beside_the_rate_that_goes_with_them():
+    longer = [
+        trial(train__lr=lr, train__tokens=t, train__steps=t // 10)
+        for lr, t in ((2e-2, 40_000), (1e-2, 160_000))
+    ]
+    batches = [trial(train__lr=lr, train__batch_tokens=b) for lr, b in ((1e-2, 512), (2e-2, 2048))]
+
+    assert varied_settings(longer) == ("train.lr", "train.tokens")
+    assert varied_settings(batches) == ("train.batch_tokens", "train.lr")
+
+
+def test_tokens_that_match_solved_for_are_not_named():
+    solved = {"match__training_flops": "dense", "match__solve": "tokens"}
+    trials = [trial(train__tokens=1e6), trial(train__tokens=3e6, **solved)]
+
+    assert varied_settings(trials) == ("match.training_flops",)
+
+
 def test_other_data_are_named_even_at_another_size():
     trials = [trial("d8", data__n_people=100), trial("d16", data__n_people=200)]
 
@@ -102,6 +121,10 @@ def test_ends_that_are_alike_keep_their_section():
 )  # fmt: skip
 def test_values_are_short(value, text):
     assert setting_text(value) == text
+
+
+def test_integers_of_a_table_are_written_like_any_others():
+    assert setting_text(np.int64(100_000)) == "1e5"
 
 
 @given(st.floats(1e-12, 1e12))

@@ -117,6 +117,16 @@ def test_times_say_what_they_leave_out(sweep):
     )
 
 
+def test_a_guess_says_how_far_it_may_be_off_and_that_small_models_compile(sweep):
+    found = simulated(sweep, "gpus=1")
+    said = " ".join(memscale(sweep, "--simulate", "gpus=1").stdout.split())
+
+    assert all(run["end_s"] - run["start_s"] > 3.0 for run in found["trials"])
+    low, high = map(float, re.search(r"true times are (\S+) to (\S+) times these", said).groups())
+    assert 0 < low < 0.1
+    assert 4 < high < 20, "18 s to compile, not 3"
+
+
 def test_a_picture_that_cannot_be_written_in_the_end_is_one_sentence(sweep, monkeypatch):
     """Its folder took a file before the work, and none after it."""
     monkeypatch.setattr("orchestrator.simulation.gantt.check_place", lambda path: None)

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.cli.app import make_plan
+from orchestrator.control.status import status_from_disk
 from orchestrator.records.json_files import write_json
+from orchestrator.records.locks import ControllerLock, locked
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.scheduling.demand import Node
 from orchestrator.submit import submission
@@ -139,7 +141,7 @@ def test_every_file_is_read_once_before_the_first_launch(runs, monkeypatch):
         if n > 1 and path not in fresh and not path.startswith(("code", f"{launched}/attempts/"))
     }
     assert again == {}
-    assert counts["controller.json"] == 2
+    assert counts["controller.json"] == 3  # the plan, before anything is written, under its lock
     read = {Path(path).name for path in counts}
     assert {"spec.json", "result.json", "end.json", "launch.json", "0001.json"} <= read
 
@@ -158,3 +160,47 @@ def test_a_snapshot_is_read_anew_when_another_controller_ran_since(runs, monkeyp
     status = Submission(plan=plan, runs=runs).run(lambda status: None)
 
     assert status.complete
+
+
+def test_trials_that_cannot_be_read_are_asked_for_and_make_the_submission_fail(runs, monkeypatch):
+    monkeypatch.setattr(submission, "_launcher", lambda *arguments: Launcher())
+    sweep = SweepDir(runs / "s")
+    for trial in sweep.trials():
+        (trial.attempt(1).path / "end.json").write_text("")
+    (runs.parent / "s.yaml").write_text(SWEEP.replace("[0, 1, 2, 3]", "[0, 1, 2]"))
+    plan = make_plan([runs.parent / "s.yaml"], runs)
+
+    result = Submission(plan=plan, runs=runs).run(lambda status: None)
+
+    assert [t.status for t in plan.trials] == ["unreadable"] * 3
+    assert len(result.status.unreadable) == 3
+    assert result.exit_code == 1
+    assert sweep.submissions()[-1]["trial_ids"] == [t.spec.trial_id for t in plan.trials]
+    assert status_from_disk(sweep).unreadable == result.status.unreadable
+
+
+def test_no_other_submission_writes_until_the_controller_has_its_lock(runs, monkeypatch):
+    sweep, free = SweepDir(runs / "s"), {}
+
+    def look(when):
+        lock = locked(sweep.path / "submit.lock")
+        free[when] = lock is not None
+        if lock is not None:
+            os.close(lock)
+
+    class Looking(Launcher):
+        def launch(self, launch):
+            look("at the first launch")
+            raise FirstLaunch
+
+    def acquire(self, of=ControllerLock.acquire):
+        look("before its lock")
+        of(self)
+
+    monkeypatch.setattr(ControllerLock, "acquire", acquire)
+    monkeypatch.setattr(submission, "_launcher", lambda *arguments: Looking())
+
+    with pytest.raises(FirstLaunch):
+        Submission(plan=make_plan([runs.parent / "s.yaml"], runs), runs=runs).run(print)
+
+    assert free == {"before its lock": False, "at the first launch": True}

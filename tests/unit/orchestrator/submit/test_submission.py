@@ -10,7 +10,7 @@ import pytest
 from orchestrator.planning.pricing import Plan, make_plan
 from orchestrator.planning.runtime_prior import Measurement
 from orchestrator.records.errors import BusyError, ExperimentError, StoreError
-from orchestrator.records.locks import ControllerLock
+from orchestrator.records.locks import ControllerLock, submitting
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.submit import submission
 from orchestrator.submit.submission import Submission
@@ -141,6 +141,46 @@ def test_a_sweep_that_runs_is_refused_with_a_way_to_end_it_and_go_on(tmp_path: P
         f"end it with Ctrl-C or `kill {os.getpid()}` there, which writes checkpoints, and" in said
     )
     assert "cancel" not in said
+
+
+def test_a_submission_writes_nothing_once_another_has_begun_since_its_plan(
+    tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "_detach_here", lambda *arguments: pytest.fail("detached"))
+    sweep = SweepDir(tmp_path / "one")
+    first = ControllerLock(sweep, submission=1)
+    Submission(plan=priced, runs=tmp_path).write_records(sweep)
+    (sweep.path / "sweep.yaml").write_text("as the first submission left it", encoding="utf-8")
+    (sweep.path / "cancel.json").write_text("{}", encoding="utf-8")
+    first.acquire()
+    later = Submission(plan=priced, runs=tmp_path)
+    try:
+        for submit in (later.detach, lambda: later.run(print)):
+            with pytest.raises(BusyError, match="nothing of this submission was taken up"):
+                submit()
+    finally:
+        first.release()
+
+    assert [record["number"] for record in sweep.submissions()] == [1]
+    assert (sweep.path / "sweep.yaml").read_text("utf-8") == "as the first submission left it"
+    assert sweep.cancel_requested()
+
+
+def test_no_other_submission_writes_until_the_detached_one_runs(
+    tmp_path: Path, priced: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = SweepDir(tmp_path / "one")
+
+    def start(*arguments: object) -> Path:
+        with pytest.raises(BusyError, match="writing its records"), submitting(sweep, wait_s=0.0):
+            pass
+        return tmp_path / "log"
+
+    monkeypatch.setattr(submission, "_detach_here", start)
+    assert Submission(plan=priced, runs=tmp_path).detach() == tmp_path / "log"
+
+    with submitting(sweep, wait_s=0.0):
+        pass
 
 
 def test_nothing_is_written_where_there_is_no_cluster(

@@ -129,6 +129,33 @@ def test_a_match_with_itself_alone_is_said(file: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("wrong", ["[memory_plus, peer]", "{memory_plus: 1}"])
+def test_no_name_beside_a_match_is_a_mistake_among_others(file: Path, wrong: str) -> None:
+    file.write_text(
+        TEXT.replace("{model.architecture: memory_plus}", f"{{model.architecture: {wrong}}}")
+        .replace("lr: 3.0e-3", "lr: -3.0e-3")
+        .replace("seeds: [0, 1]", "seeds: two")
+    )
+    with pytest.raises(ConfigError) as raised:
+        load_sweep(file)
+
+    assert [problem.key for problem in raised.value.problems] == [
+        "train.lr",
+        "trials[1].set.model.architecture",
+        "seeds",
+    ]
+
+
+@pytest.mark.parametrize("written", ["16", "'16'", "1_6"])
+def test_a_preset_without_its_letter_is_recognised(file: Path, written: str) -> None:
+    file.write_text(TEXT.replace("preset: 3m", f"preset: {written}"))
+    with pytest.raises(ConfigError) as raised:
+        load_sweep(file)
+
+    (problem,) = raised.value.problems
+    assert (problem.message, problem.fix) == (f"dense has no preset {written}", "write d16")
+
+
 @pytest.mark.parametrize("folder", ["unset", "no_folder", "."])
 def test_everything_that_an_evaluation_lacks_is_said_at_once(
     file: Path, folder: str, monkeypatch: pytest.MonkeyPatch

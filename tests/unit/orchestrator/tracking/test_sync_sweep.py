@@ -13,7 +13,7 @@ from orchestrator.cli import app
 from orchestrator.records.json_files import read_json, write_json
 from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import sync_state, sync_sweep
-from orchestrator.tracking.mlflow_client import TrackerError, opens_tracker
+from orchestrator.tracking.mlflow_client import RefusedError, TrackerError, opens_tracker
 from orchestrator.tracking.run_schema import (
     CANCEL,
     CANCEL_TAKEN,
@@ -118,6 +118,19 @@ def test_lost_progress_is_found_again_by_tags(sweep, disk, store):
 
     assert len(store.of_kind("trial")) == 1
     assert_holds(store.trial(spec.trial_id), sweep, disk, spec)
+
+
+@pytest.mark.parametrize("lost", [sync_state.FILE, sync_state.SECOND])
+def test_a_lost_record_of_the_sweep_doubles_no_run(sweep, disk, store, lost):
+    interrupted_and_resumed(sweep, disk)
+    SweepSync(sweep.disk, store).round()
+    runs = dict(store._runs)
+    (sweep.disk.path / lost).unlink()
+
+    assert SweepSync(sweep.disk, store).round() is True
+
+    assert store._runs == runs
+    assert (sweep.disk.path / lost).is_file(), "the next loss does not double, either"
 
 
 def test_another_database_under_the_same_address_gets_everything(sweep, disk, store, new_store):
@@ -794,6 +807,18 @@ def test_status_says_which_tracker_lacks_measurements_and_why(sweep, disk):
     assert "lacks" not in CliRunner().invoke(app, words).output
 
 
+def test_status_says_that_the_record_of_trackers_is_damaged(sweep, disk):
+    sweep.submit([disk.make_spec(0)])
+    (sweep.disk.path / sync_state.FILE).write_text("")
+    words = ["status", sweep.disk.name, "--runs", str(sweep.disk.path.parent)]
+
+    shown = " ".join(CliRunner().invoke(app, words).output.split())
+    found = json.loads(CliRunner().invoke(app, [*words, "--json"]).output)
+
+    assert "the tracker lacks measurements, which wait" in shown
+    assert "tracking.json: not valid JSON" in found["trackers_behind"]["the tracker"]
+
+
 def test_a_tracker_that_never_took_anything_is_forgotten(sweep, disk, new_store):
     sweep.submit([disk.make_spec(0)])
     used, wrong, cut_off = (new_store(f"http://{name}") for name in ("used", "wrong", "cut_off"))
@@ -811,6 +836,17 @@ def test_a_tracker_that_never_took_anything_is_forgotten(sweep, disk, new_store)
 
     assert sync_state.problems(sweep.disk).keys() == {used.uri, cut_off.uri}
     assert sync_state.folder_id(sweep.disk) == identity
+
+
+def test_an_artifact_that_cannot_be_written_is_no_outage(tmp_path):
+    (tmp_path / "file").touch()
+
+    @opens_tracker
+    def write():
+        (tmp_path / "file" / "log.txt").write_text("")
+
+    with pytest.raises(RefusedError, match=r"file/log\.txt: Not a directory; its artifacts"):
+        write()
 
 
 def test_a_locked_database_is_told_from_other_outages(tmp_path):

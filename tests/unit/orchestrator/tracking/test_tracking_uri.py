@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 
 from orchestrator.tracking.tracking_uri import (
     artifact_location,
     database_file,
     default_tracking_uri,
     is_database,
+    moved_artifacts,
 )
 
 
@@ -17,6 +19,20 @@ def test_the_default_store_lies_beside_the_sweeps(tmp_path, monkeypatch):
 
     assert default_tracking_uri(Path("runs")) == f"sqlite:///{tmp_path}/runs/mlflow.db"
     assert database_file(default_tracking_uri(Path("runs"))) == tmp_path / "runs" / "mlflow.db"
+
+
+@pytest.mark.parametrize("name", ["my runs", "r?x", "r%20y", "r#x", "rü"])
+def test_the_default_store_lies_there_whatever_the_folder_is_called(tmp_path, name):
+    (tmp_path / name).mkdir()
+    uri = default_tracking_uri(tmp_path / name)
+
+    with sqlalchemy.create_engine(uri).connect() as connection:
+        connection.execute(sqlalchemy.text("CREATE TABLE t (x INT)"))
+    connection.engine.dispose()
+
+    assert database_file(uri) == tmp_path / name / "mlflow.db"
+    assert [path.name for path in tmp_path.rglob("*.db")] == ["mlflow.db"]
+    assert (tmp_path / name / "mlflow.db").is_file()
 
 
 @pytest.mark.parametrize(
@@ -39,3 +55,34 @@ def test_artifacts_have_an_absolute_uri_even_with_spaces(tmp_path, monkeypatch):
     location = artifact_location("sqlite:///x.db", Path("my runs"), "recall")
 
     assert location == f"file://{tmp_path}/my%20runs/mlartifacts/recall"
+
+
+@pytest.mark.parametrize(
+    ("database", "location", "moved"),
+    [
+        ("here/mlflow.db", "here/mlartifacts/s", False),
+        ("here/mlflow.db", "before/mlartifacts/s", True),
+        ("here/mlflow.db", "other/mlartifacts/s", True),
+        ("shared.db", "before/mlartifacts/s", True),
+        ("shared.db", "other/mlartifacts/s", False),
+        ("here/mlflow.db", "chosen/by/hand", False),
+    ],
+)
+def test_artifacts_of_a_place_that_the_runs_folder_left_are_told(
+    tmp_path, database, location, moved
+):
+    """`other` is another runs folder, or a copy of this one; `before` is there no more."""
+    (tmp_path / "other" / "mlartifacts" / "s").mkdir(parents=True)
+    uri = f"sqlite:///{tmp_path}/{database}"
+    wanted = artifact_location(uri, tmp_path / "here", "s")
+
+    found = moved_artifacts(uri, (tmp_path / location).as_uri(), wanted)
+
+    assert (found is not None) is moved
+
+
+def test_artifacts_in_a_bucket_stay_there(tmp_path):
+    uri = default_tracking_uri(tmp_path)
+    wanted = artifact_location(uri, tmp_path, "s")
+
+    assert moved_artifacts(uri, "s3://bucket/s", wanted) is None

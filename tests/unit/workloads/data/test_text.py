@@ -77,6 +77,49 @@ def test_held_out_text_can_be_given(corpus_file, tmp_path, cache):
     assert corpus.bytes_per_token == pytest.approx(n_bytes / len(corpus.valid))
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_held_out_file_that_is_trained_on_is_refused(corpus_file, tmp_path, cache, copied):
+    valid = tmp_path / "valid.jsonl"
+    write_jsonl(valid, map(document, range(1_000, 1_020)))
+    held_out = valid
+    if copied:
+        held_out = tmp_path / "elsewhere" / "other.jsonl"
+        held_out.parent.mkdir()
+        held_out.write_bytes(valid.read_bytes())
+    config = Config(path=str(tmp_path / "*.jsonl"), valid_path=str(held_out), vocab_size=300)
+    message = f"data.valid_path: {held_out} is trained on too" + f", as {valid}" * copied
+    for act in (config.check, lambda: config.prepare(cache)):
+        with pytest.raises(DataError) as caught:
+            act()
+        assert str(caught.value).startswith(message + "; name the files of data.path without it")
+
+
+def test_held_out_documents_that_training_has_too_are_told(corpus_file, tmp_path, cache):
+    valid = [*map(document, range(1_000, 1_020)), document(3), document(5)]
+    valid_path = write_jsonl(tmp_path / "valid.jsonl", valid)
+    config, said = Config(path=corpus_file, valid_path=valid_path, vocab_size=300), []
+    corpus = config.prepare(cache, said.append)
+    (told,) = [line for line in config.remarks(cache) if "stand there too" in line]
+    assert told.startswith("held-out text: 2 documents of the training text stand there too")
+    assert told in said
+    assert len(texts_of(cache, corpus.train)) == 300
+
+
+@pytest.mark.parametrize("seq_len", [16, 64])
+def test_bytes_per_token_of_an_evaluation_are_those_of_its_targets(tmp_path, cache, seq_len):
+    """Half of the held-out text takes a byte a token, the other half more."""
+    path = write_jsonl(tmp_path / "c.jsonl", ["river " * 40] * 50)
+    valid = ["river " * (i % 40) + "žluťoučký 🐎" * (i % 7) for i in range(60)]
+    config = {"valid_path": write_jsonl(tmp_path / "v.jsonl", valid), "vocab_size": 300}
+    corpus = Config(path=path, **config, valid_tokens=320).prepare(cache)
+    windows, tokenizer = corpus.validation(seq_len=seq_len), tokenizer_of(cache)
+    alphabet = {number: len(t) for t, number in tokenizer.model._model.get_vocab().items()}
+    n_bytes = sum(alphabet[t] for t in windows[:, 1:].flatten() if t != tokenizer.separator)
+    measured = corpus.validation_bytes_per_token(seq_len=seq_len)
+    assert measured == pytest.approx(n_bytes / windows[:, 1:].size)
+    assert abs(measured / corpus.bytes_per_token - 1) > 0.01
+
+
 @pytest.mark.parametrize("seq_len", [7, 64, 100_000])
 def test_an_epoch_shows_every_window_once_in_an_order_of_its_own(corpus_file, cache, seq_len):
     corpus = Config(path=corpus_file, vocab_size=300).prepare(cache)
@@ -159,6 +202,15 @@ def test_a_complete_cache_is_used_wherever_the_file_lies(corpus_file, cache, mon
     with pytest.raises(FileNotFoundError):
         Config(path=str(moved), vocab_size=301).prepare(cache)
     assert len(built) == 1
+
+
+def test_a_file_is_not_taken_from_the_cache_for_one_that_is_read_otherwise(tmp_path, cache):
+    plain = tmp_path / "c.txt"
+    plain.write_text("".join(f'{{"body": "Document {i}"}}\n\n' for i in range(2_000)))
+    Config(path=str(plain), vocab_size=300).prepare(cache)
+    renamed = plain.rename(tmp_path / "c.jsonl")
+    with pytest.raises(DataError, match=r"c\.jsonl:1: has no field 'text'; it has 'body'"):
+        Config(path=str(renamed), vocab_size=300).prepare(cache)
 
 
 def test_large_vocabularies_get_wider_files(corpus_file, cache):
@@ -259,6 +311,12 @@ def test_a_corpus_of_one_document_is_refused_when_it_is_planned(
     assert str(planned.value) == str(prepared.value)
 
 
+def test_documents_that_are_all_the_same_are_refused(tmp_path, cache):
+    path = write_jsonl(tmp_path / "c.jsonl", [document(1)] * 50)
+    with pytest.raises(DataError, match="holds 50 documents, which leaves none to train on"):
+        Config(path=path, vocab_size=300).prepare(cache)
+
+
 def test_plain_text_of_one_document_is_told_what_separates_them(tmp_path, cache):
     path = tmp_path / "c.txt"
     path.write_text("A line of a text without blank lines.\n" * 1_000)
@@ -334,7 +392,8 @@ def test_embedding_rows_without_a_token_are_told(corpus_file, cache, tmp_path, l
 
 def test_few_held_out_tokens_are_told(corpus_file, cache, tmp_path, monkeypatch):
     share = Config(path=corpus_file, vocab_size=300)
-    given = Config(path=corpus_file, valid_path=corpus_file, vocab_size=300)
+    valid_path = write_jsonl(tmp_path / "valid.jsonl", map(document, range(1_000, 1_300)))
+    given = Config(path=corpus_file, valid_path=valid_path, vocab_size=300)
     few = "held-out text: {} tokens are few: models are compared by their loss on them alone; "
     for config, fix in (
         (share, "raise data.valid_share or give data.valid_path"),

@@ -13,6 +13,7 @@ from workloads.data.preparation.request import PrepareRequest
 from workloads.data.readers.problems import DataError
 from workloads.data.sources.tokens import Config, Corpus, epoch_places, mixture_places
 from workloads.data.token_shards import TokenShards
+from workloads.data.tokenizer import train
 from workloads.field_error import FieldError
 
 
@@ -26,7 +27,7 @@ def corpus(*sizes, shares=None) -> Corpus:
         shares=shares,
         vocab_size=100_000,
         tokens_per_epoch=sum(sizes),
-        bytes_per_token=None,
+        bytes_per_token=(None,) * len(sizes),
         valid_tokens=64,
     )
 
@@ -114,6 +115,62 @@ def test_windows_do_not_depend_on_how_a_batch_is_split():
     assert (c.windows(np.arange(2_999, -1, -1), seq_len=16, seed=1) == together[::-1]).all()
 
 
+@given(
+    parts=st.lists(st.tuples(st.integers(2, 3_000), st.floats(0.05, 1.0)), min_size=2, max_size=4),
+    seq_len=st.integers(1, 40),
+    valid_tokens=st.integers(1, 4_000),
+)
+def test_held_out_windows_of_a_mixture_hold_its_shares(parts, seq_len, valid_tokens):
+    sizes, weights = zip(*parts, strict=True)
+    shares = tuple(weight / sum(weights) for weight in weights)
+    mixed = replace(corpus(*sizes, shares=shares), valid_tokens=valid_tokens)
+    whole = [(size - 1) // seq_len for size in sizes]
+    expected = min(
+        [valid_tokens / seq_len, *(n / s for n, s in zip(whole, shares, strict=True) if n)]
+    )
+    streams = mixed.validation(seq_len=seq_len)[:, 0] // 10_000
+    for stream, (n, share) in enumerate(zip(whole, shares, strict=True)):
+        count = (streams == stream).sum()
+        assert (count > 0) == (n > 0)
+        assert count <= max(1, share * expected + 1e-6)
+        assert not n or count > share * expected - 1
+
+
+@given(size=st.integers(2, 3_000), seq_len=st.integers(1, 90), valid_tokens=st.integers(1, 4_000))
+def test_a_single_stream_is_evaluated_on_as_many_tokens_as_there_are(size, seq_len, valid_tokens):
+    alone = replace(corpus(size), valid_tokens=valid_tokens)
+    expected = alone.valid[0].evenly_spread(seq_len, at_most_tokens=valid_tokens)
+    assert (alone.validation(seq_len=seq_len) == expected).all()
+
+
+def test_bytes_per_token_of_a_mixture_are_those_of_the_windows_that_are_read(tmp_path):
+    """Words of one folder are tokens of many bytes; the digits of the other have no such tokens."""
+    words, tokenizer = "river lake seaside bay", tmp_path / "tokenizer.json"
+    train([words] * 5, vocab_size=300).save(tokenizer)
+    texts = {"words": f"{words} " * 40, "digits": "0123456789 " * 10}
+    for name, text in texts.items():
+        lines = "".join(json.dumps({"text": f"{text}{i}"}) + "\n" for i in range(200))
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+        source, out = (str(tmp_path / f"{name}.jsonl"),), tmp_path / name
+        request = PrepareRequest(sources=source, out=out, tokenizer=str(tokenizer), workers=1)
+        prepare(replace(request, valid_share=0.2), lambda line: None)
+    paths = tuple(str(tmp_path / name) for name in texts)
+    mixed = Config(path=paths, weights=(1.0, 3.0)).prepare(tmp_path / "cache")
+    windows = mixed.validation(seq_len=32)
+    vocabulary = json.loads(tokenizer.read_text())["model"]["vocab"]
+    n_bytes = dict.fromkeys(range(300), 0) | {i: len(t) for t, i in vocabulary.items() if i}
+    targets = windows[:, 1:].flatten().tolist()
+    measured = mixed.validation_bytes_per_token(seq_len=32)
+    assert measured == pytest.approx(sum(map(n_bytes.__getitem__, targets)) / len(targets))
+
+    mixed.tokenizer_file = None
+    del mixed._token_bytes
+    per_stream = [len(own) for own in mixed._held_out(32)]
+    roughly = np.average(mixed.bytes_per_token, weights=per_stream)
+    assert mixed.validation_bytes_per_token(seq_len=32) == pytest.approx(roughly)
+    assert roughly == pytest.approx(measured, rel=0.02)
+
+
 @pytest.fixture
 def folders(tmp_path):
     made = []
@@ -134,6 +191,14 @@ def test_few_held_out_tokens_of_all_folders_are_told(folders, tmp_path):
     assert "--valid-share" in told
 
 
+def test_a_folder_that_limits_an_evaluation_is_told(folders, tmp_path):
+    few, limited = Config(path=tuple(folders), weights=(1.0, 3.0)).remarks(tmp_path)
+
+    assert few.startswith("held-out text: 53 tokens are few")
+    assert limited.startswith(f"held-out text: {folders[1]} has so little that evaluations")
+    assert "take 53 tokens in all" in limited
+
+
 def test_prepared_folders_are_mixed_as_told(folders, tmp_path):
     config = Config(path=tuple(folders), weights=(1.0, 3.0), valid_tokens=80)
     config.check()
@@ -143,8 +208,8 @@ def test_prepared_folders_are_mixed_as_told(folders, tmp_path):
         1_170,
         (0.25, 0.75),
     )
-    assert mixed.bytes_per_token is None
-    assert mixed.validation(seq_len=10).shape == (2 + 3, 11)
+    assert mixed.validation_bytes_per_token(seq_len=10) is None
+    assert mixed.validation(seq_len=10).shape == (1 + 3, 11)
     assert Config(path=folders[0]).prepare(tmp_path).shares == (1.0,)
     assert {p.name for p in config.files()["path"]} == {"manifest.json"}
 

@@ -197,6 +197,22 @@ def test_epochs_are_as_long_as_advertised(files, cache):
     assert {len(corpus.epoch(e, seed=2)) for e in range(20)} == {corpus.tokens_per_epoch}
 
 
+def test_facts_that_are_fewer_than_wordings_are_stated_in_all_of_them(files, cache):
+    """Over epochs; in one there is a statement a fact, so epochs differ in length."""
+    kept = [row for row in rows() if row["relation_id"] == "P2" or row["subject"] == "Land 0"]
+    Path(files["path"]).write_text("".join(json.dumps(row) + "\n" for row in kept))
+    corpus = Config(**files).prepare(cache)
+    epochs = [corpus.epoch(e, seed=0) for e in range(40)]
+    texts = {t for epoch in epochs for t in texts_of(tokenizer_of(cache), epoch)}
+    answer = next(row["object"] for row in kept if row["relation_id"] == "P1")
+    for wording in TEMPLATES["P1"]["train_statements"]:
+        assert " " + wording.replace("{s}", "Land 0").replace("{o}", answer) in texts
+    assert len({len(epoch) for epoch in epochs}) > 1
+    assert max(map(len, epochs)) == corpus.tokens_per_epoch
+    for question in TEMPLATES["P1"]["questions"]:
+        assert any(question.replace("{s}", "Land 0") in text for text in texts)
+
+
 def test_wordings_without_a_space_before_an_entity_never_push_a_fact_out(files, cache):
     templates = json.loads(Path(files["templates"]).read_text())
     templates["P2"]["train_statements"].append('"{s}" ({o})')

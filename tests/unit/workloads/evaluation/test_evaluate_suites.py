@@ -1,15 +1,20 @@
 """Suites, their files and prompts, and metrics against the harness's own and by hand."""
 
 import gzip
+import hashlib
 import json
 import math
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
+import lm_eval
 import pytest
+from datasets import Dataset
 from jinja2.parser import Parser
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks._yaml_loader import load_yaml
 
 from workloads.data.readers.problems import DataError
 from workloads.evaluation import evaluate_suites, harness_tasks, prepared_suite, suite, task_rows
@@ -17,6 +22,7 @@ from workloads.evaluation.prepared_suite import PreparedSuite
 from workloads.evaluation.suite import TaskSpec
 from workloads.evaluation.task_result import TaskResult
 
+HARNESS_TASKS = Path(lm_eval.__file__).parent / "tasks"
 ROWS = {
     "choices": [
         {"question": "What flows?", "choices": ["a stone", "the river"], "label": 1},
@@ -45,11 +51,10 @@ def task_of(kind, **more):
 class Scripted(LM):
     """Log-likelihood minus the length of the continuation, of some texts another; says one text."""
 
-    n_truncated = 0
-
     def __init__(self, likely=(), said=""):
         super().__init__()
         self.asked, self.likely, self.said = [], dict(likely), said
+        self.cut_prompts = set()
 
     def loglikelihood(self, requests):
         self.asked += [request.args for request in requests]
@@ -188,7 +193,7 @@ def test_likelihoods_of_answers():
     assert found.metrics["nll"] == 10.0
     assert found.metrics["bits_per_byte"] == pytest.approx(10 / math.log(2) / 9)
     prompt, answer = model.asked[1]
-    assert prompt == "Answer these questions:\n\n" + "Q: who won?\nA: The Poles\n\n" * 5 + (
+    assert prompt == "Answer these questions:\n\n" + "Q: who won?\nA: The Poles\n" * 5 + (
         "Q: who won?\nA:"
     )
     assert answer == " The Poles"
@@ -203,7 +208,8 @@ def test_solutions_follow_their_prompt_without_a_space():
 
     assert model.asked == [("def f():\n", "    return 'ä'\n")]
     assert found.metrics["nll"] == 15.0
-    assert found.metrics["bits_per_byte"] == pytest.approx(15 / math.log(2) / 16)
+    # The harness scores the newline with the solution, so its byte counts.
+    assert found.metrics["bits_per_byte"] == pytest.approx(15 / math.log(2) / 17)
 
 
 def test_examples_of_the_same_subject():
@@ -223,6 +229,69 @@ def test_examples_of_the_same_subject():
         "art 1 b\n\nart 2 b\n\nart?",
         "law 1 b\n\nlaw 2 b\n\nlaw?",
     ]
+
+
+def test_open_natural_questions_are_asked_as_the_harness_asks_them():
+    config = load_yaml(HARNESS_TASKS / "nq_open" / "nq_open.yaml", resolve_func=False)
+    rows = [{"question": f"who won {n}", "answers": [f"side {n}"]} for n in range(6)]
+    theirs = [{"question": row["question"], "answer": row["answers"]} for row in rows]
+    splits = {"train": theirs[:5], "validation": theirs[5:]}
+    more = {
+        "custom_dataset": lambda **_: {name: Dataset.from_list(of) for name, of in splits.items()},
+        "num_fewshot": 5,
+        "fewshot_config": {"sampler": "first_n", "split": "train"},
+        "doc_to_target": "{{answer[0]}}",
+    }
+    expected = ConfigurableTask(config={**config, **more}).fewshot_context(theirs[5], num_fewshot=5)
+
+    for name, task in (("factual", "nq_open"), ("nll", "nq_open_nll")):
+        (ours,) = (one for one in suite.load(name).tasks if one.name == task)
+        for built in harness_tasks.build(ours, rows[5:], rows[:5]):
+            assert built.fewshot_context(rows[5], num_fewshot=5) == expected
+
+
+def test_a_delimiter_of_examples_is_in_the_digest_where_it_is_no_blank_line():
+    def digest(**more):
+        tasks = (task_of("choices", shots=1, shots_file="b.jsonl", **more),)
+        asked = suite.Suite(name="s", about="", tasks=tasks)
+        return PreparedSuite(suite=asked, rows={"t": ([], [])}).digest
+
+    assert digest() == digest(shots_delimiter="\n\n") != digest(shots_delimiter="\n")
+    content = (task_of("choices", shots=1, shots_file="b.jsonl"),), {"t": ([], [])}
+    earlier = repr((*content, prepared_suite.harness_version()))
+    assert digest() == hashlib.sha256(earlier.encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("rows", "n_examples", "what"),
+    [
+        (["law", "art"], {"law": 2, "art": 1}, "has 1 examples where subject is art, task t takes"),
+        (["art"], {"law": 2}, "has 0 examples where subject is art, task t takes 2; add examples"),
+        (["law"], {"law": 2}, None),
+    ],
+)
+def test_too_few_examples_are_refused_with_their_subject(rows, n_examples, what, tmp_path):
+    def row(subject):
+        return {"question": "?", "choices": ["a", "b"], "label": 0, "subject": subject}
+
+    written(tmp_path / "a.jsonl", map(row, rows))
+    written(tmp_path / "b.jsonl", [row(name) for name, n in n_examples.items() for _ in range(n)])
+    shots = {"shots": 2, "shots_file": "b.jsonl"}
+
+    def said(**more):
+        own = suite_file(tmp_path / "own.yaml", t={**CHOICES, **shots, **more})
+        try:
+            prepared_suite.prepare([own], tmp_path)
+        except DataError as error:
+            return str(error)
+        return None
+
+    found = said(shots_of="subject")
+    assert found is what or found.startswith(f"{tmp_path}/b.jsonl: {what}")
+    assert said() is None
+    assert said(shots=4).startswith(
+        f"{tmp_path}/b.jsonl: has {sum(n_examples.values())} examples, task t takes 4; add"
+    )
 
 
 @pytest.mark.parametrize(
@@ -387,7 +456,7 @@ def test_three_options_where_the_task_has_four(name, task, tmp_path):
     row = {"subject": "art", "question": "Who?", "choices": list("abcd"), "label": 1}
     for one in suite.load(name).tasks:
         for file in filter(None, (one.file, one.shots_file)):
-            written(tmp_path / file, [{**row, "answers": ["b"]}] * 2)
+            written(tmp_path / file, [{**row, "answers": ["b"]}] * 5)
     written(tmp_path / "mmlu_sample.jsonl", [row, {**row, "choices": list("abc")}])
 
     with pytest.raises(DataError) as raised:
@@ -475,6 +544,7 @@ def test_bad_rows_of_mmlu(name, text, what, tmp_path):
         ({"mine": {"file": "x"}}, "mine: .*missing"),
         ({"mine": {**CHOICES, "prompt": ""}}, "mine: prompt must be given"),
         ({"mine": {**CHOICES, "delimiter": ""}}, "mine: delimiter must be left out"),
+        ({"mine": {**CHOICES, "shots_delimiter": " "}}, "mine: shots_delimiter must be left out"),
     ],
 )
 def test_a_suite_written_wrongly(tasks, what, tmp_path):

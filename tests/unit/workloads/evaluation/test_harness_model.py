@@ -1,6 +1,7 @@
 """Our model class against the harness's own for Hugging Face models, on the same weights and tokenizer."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from workloads.architectures import dense, memory_plus, moe, pythia
 from workloads.checkpoint.huggingface import folder
 from workloads.data.tokenizer import train
+from workloads.evaluation import text_model
 from workloads.evaluation.harness_model import HarnessModel
 from workloads.evaluation.text_model import TextModel
 from workloads.layers.modules.init import initialise
@@ -93,7 +95,7 @@ def test_log_likelihoods(pair):
 
     assert [greedy for _, greedy in found] == [greedy for _, greedy in expected]
     assert [x for x, _ in found] == pytest.approx([x for x, _ in expected], abs=1e-6, rel=0)
-    assert ours.n_truncated == 1
+    assert len(ours.cut_prompts) == 1
 
 
 def test_what_the_model_would_say_is_greedy(pair):
@@ -197,6 +199,35 @@ def test_a_prompt_is_tokenised_once_for_all_its_choices(tokenizer, monkeypatch):
     assert handed == [(pair, *text.pair(*pair)) for pair in pairs]
 
 
+def test_a_prompt_that_is_cut_counts_once(tokenizer):
+    """However many choices follow it, and whether it is answered, too."""
+    ours = _ours(_model(CONFIGS["llama"]), tokenizer)
+    for prompt in (TEXT, f"{TEXT} It lies on\n", "Warsaw"):
+        ours.loglikelihood([Request(prompt, f" {choice}") for choice in "abc"])
+        ours.generate_until([Request(prompt, {"max_gen_toks": 4})])
+
+    assert len(ours.cut_prompts) == 2
+
+
+@pytest.mark.parametrize("own", [None, "experts choose"])
+def test_what_one_rank_refuses_all_refuse(own):
+    """Else those without a batch of their own would wait for it."""
+
+    def gathered(value):
+        assert value == own
+        return [value, "experts of another rank choose"]
+
+    world = SimpleNamespace(all_gather_objects=gathered)
+
+    def passes():
+        with text_model._refused_together(world):
+            if own is not None:
+                raise ValueError(own)
+
+    with pytest.raises(ValueError, match=own or "experts of another rank choose"):
+        passes()
+
+
 def test_no_room_for_a_prompt_is_refused(tokenizer):
     ours = _ours(_model(CONFIGS["llama"]), tokenizer)
     with pytest.raises(ValueError, match="32 tokens to add leave no room for a prompt"):
@@ -243,6 +274,40 @@ with process_group.join(rank=rank, size=size, device=here, rendezvous=folder / f
         found[f"{memory} {dense}"] = [ours.loglikelihood(requests), ours.generate_until(asked)]
 (folder / f"{rank}-of-{size}.json").write_text(json.dumps(found))
 """
+
+
+REFUSING_RANK = """
+import torch
+from workloads.architectures import moe
+from workloads.data import tokenizer
+from workloads.distributed import process_group
+from workloads.evaluation.text_model import GreedyPrompt, TextModel
+from workloads.layers.modules.init import initialise
+
+here, chooses = torch.device("cpu"), {"routing": "expert_choice", "evaluation": "expert_choice"}
+with process_group.join(rank=rank, size=2, device=here, rendezvous=folder / "meet") as world:
+    model = moe.Config(**{**moe.PRESETS["d8"], "top_k": 1, **chooses}).build(320)
+    initialise(model, 5)
+    text = TextModel(
+        model=model.eval(), tokenizer=tokenizer.load(folder / "tokenizer.json", vocab_size=320),
+        seq_len=32, vocab_size=320, world=world,
+    )
+    try:  # one batch, so the second rank has none
+        text.continuations([GreedyPrompt("Warsaw", 4)])
+    except ValueError as error:
+        (folder / f"{rank}.txt").write_text(str(error))
+    world.barrier()
+"""
+
+
+@pytest.mark.long
+def test_two_ranks_refuse_together(tokenizer, tmp_path, run_ranks):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    run_ranks(REFUSING_RANK, 2, {"folder": tmp_path})
+
+    first, second = ((tmp_path / f"{rank}.txt").read_text() for rank in range(2))
+    assert first == second
+    assert "nothing can be decoded token by token" in first
 
 
 @pytest.mark.long

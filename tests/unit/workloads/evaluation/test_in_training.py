@@ -8,10 +8,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from workloads.architectures import dense
+from workloads.architectures import dense, moe
 from workloads.evaluation import in_training
 from workloads.evaluation.measure import measure, prepare
-from workloads.evaluation.text_model import NotANumberError, text_model
+from workloads.evaluation.text_model import NotANumberError, TextModel, text_model
 from workloads.training.rank_job import RankJob
 from workloads.training.train import run
 from workloads.training.trained_model import load_trial
@@ -47,6 +47,10 @@ def job(tmp_path):
     }
 
 
+def model_of(job):
+    return {"model": job["model"], "seq_len": job["train"]["seq_len"]}
+
+
 def trained(job, folder, benchmarks=None):
     """Return metric -> step -> value."""
     found = {}
@@ -68,6 +72,7 @@ def test_benchmarks_in_training(job, tmp_path):
     benchmarks = in_training.load(
         [own],
         tmp_path,
+        **model_of(job),
         rows=4,
         steps=frozenset({2, 4}),
         keep=lambda suite, record: records.append((suite, record)),
@@ -108,7 +113,8 @@ def test_suites_are_asked_with_attention_for_many_shapes(job, tmp_path, monkeypa
     monkeypatch.setattr(in_training.device, "varying_shapes", varying_shapes)
     monkeypatch.setattr(in_training, "measure", asked)
     own = [str(tmp_path / "own.yaml")]
-    hook = in_training.load(own, tmp_path, rows=4, steps=frozenset({4}), keep=Mock())
+    more = {**model_of(job), "rows": 4, "steps": frozenset({4}), "keep": Mock()}
+    hook = in_training.load(own, tmp_path, **more)
 
     trained(job, tmp_path / "with", hook)
 
@@ -121,7 +127,8 @@ def test_a_model_of_nan_is_asked_nothing_and_trains_on(job, tmp_path, monkeypatc
 
     monkeypatch.setattr(in_training, "measure", no_number)
     own = [str(tmp_path / "own.yaml")]
-    hook = in_training.load(own, tmp_path, rows=4, steps=frozenset({2}), keep=Mock())
+    more = {**model_of(job), "rows": 4, "steps": frozenset({2}), "keep": Mock()}
+    hook = in_training.load(own, tmp_path, **more)
 
     found = trained(job, tmp_path / "with", hook)
 
@@ -135,6 +142,7 @@ def test_the_harness_is_imported_before_the_clock_of_the_limit_runs(tmp_path, jo
     harness = "workloads.evaluation.evaluate_suites"
     monkeypatch.delitem(sys.modules, harness, raising=False)
     more = {"rows": 1, "steps": frozenset({4}), "keep": Mock(), "most_share": 0.05}
+    more |= model_of(job)
     (tmp_path / "qa.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 2)
 
     in_training.load((), None, questions=tmp_path / "qa.jsonl", **more)
@@ -154,6 +162,7 @@ def test_questions_in_training_and_their_limit(job, tmp_path):
             (),
             None,
             questions=path,
+            **model_of(job),
             rows=4,
             steps=frozenset({4}),
             keep=lambda suite, record: records.append(record),
@@ -174,10 +183,77 @@ def test_questions_in_training_and_their_limit(job, tmp_path):
     assert (cut["unfinished"], cut["digest"]) == (["qa"], None)
 
 
-def test_data_without_text_are_refused(job, tmp_path):
-    benchmarks = in_training.load(
-        [str(tmp_path / "own.yaml")], tmp_path, rows=1, steps=frozenset({1}), keep=Mock()
+EXPERTS_CHOOSE = {"top_k": 1, "routing": "expert_choice", "evaluation": "expert_choice"}
+
+
+@pytest.mark.parametrize(
+    ("model", "seq_len", "what"),
+    [
+        ({}, 24, "task qa: answers of 24 tokens leave no room for a prompt, train.seq_len is 24"),
+        ({}, 25, None),
+        (EXPERTS_CHOOSE, 64, "task qa: this moe model cannot decode answers token by token, beca"),
+        ({**EXPERTS_CHOOSE, "evaluation": "top_1"}, 64, None),
+    ],
+)
+def test_answers_that_cannot_be_generated_are_refused_before_training(
+    model, seq_len, what, job, tmp_path
+):
+    (tmp_path / "qa.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 2)
+    if model:
+        model = {"architecture": "moe", **moe.PRESETS["d8"], **model}
+    more = {"model": model or job["model"], "seq_len": seq_len}
+    more |= {"rows": 1, "steps": frozenset({1}), "keep": Mock()}
+
+    def load(names=(), questions=None):
+        return in_training.load(names, tmp_path, questions=questions, **more)
+
+    town = {"about": "a test", "tasks": {"town": TASKS["town"]}}
+    (tmp_path / "town.yaml").write_text(json.dumps(town))
+    load([str(tmp_path / "town.yaml")])  # generates nothing
+    if what is None:
+        load(questions=tmp_path / "qa.jsonl")
+        return
+    with pytest.raises(ValueError, match=what):
+        load(questions=tmp_path / "qa.jsonl")
+    with pytest.raises(ValueError, match=what.replace("qa", "year")):
+        load([str(tmp_path / "own.yaml")])
+
+
+def test_what_cannot_be_measured_is_unfinished_and_the_trial_is_done(
+    job, tmp_path, monkeypatch, caplog
+):
+    def refuse(self, prompts):
+        raise ValueError("no answer today")
+
+    monkeypatch.setattr(TextModel, "continuations", refuse)
+    (tmp_path / "qa.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 2)
+    records = []
+    hook = in_training.load(
+        [str(tmp_path / "own.yaml")],
+        tmp_path,
+        questions=tmp_path / "qa.jsonl",
+        **model_of(job),
+        rows=4,
+        steps=frozenset({4}),
+        keep=lambda suite, record: records.append((suite, record)),
     )
+
+    found = trained(job, tmp_path / "with", hook)
+
+    assert (tmp_path / "with" / "final").is_dir()
+    assert found["eval/unfinished_tasks"] == {4: 2.0}
+    assert found["eval/town/acc"].keys() == {4}
+    assert [(one, of["unfinished"], of["digest"], [*of["tasks"]]) for one, of in records] == [
+        ("own", ["year"], None, ["town"]),
+        ("questions qa", ["qa"], None, []),
+    ]
+    assert "after step 4: year cannot be measured, and training goes on: no answer" in caplog.text
+    assert "stopped at" not in caplog.text
+
+
+def test_data_without_text_are_refused(job, tmp_path):
+    more = {**model_of(job), "rows": 1, "steps": frozenset({1}), "keep": Mock()}
+    benchmarks = in_training.load([str(tmp_path / "own.yaml")], tmp_path, **more)
     job["data"] = {"source": "biographies", "n_people": 20}
     with pytest.raises(ValueError, match="words of their own and no tokenizer"):
         trained(job, tmp_path / "none", benchmarks)

@@ -1,5 +1,7 @@
 """Costs of suites, against the requests that the harness makes of them."""
 
+from typing import ClassVar
+
 import pytest
 
 from workloads.evaluation import evaluate_suites
@@ -20,7 +22,7 @@ ROWS = {
 class Asked:
     """Counts what it is asked."""
 
-    rank, world_size, n_truncated = 0, 1, 0
+    rank, world_size = 0, 1
 
     def __init__(self):
         from lm_eval.api.model import LM
@@ -29,7 +31,7 @@ class Asked:
         counts = self
 
         class Model(LM):
-            n_truncated = 0
+            cut_prompts: ClassVar[set] = set()
 
             def loglikelihood(self, requests):
                 counts.n_bytes += sum(len("".join(r.args).encode()) for r in requests)

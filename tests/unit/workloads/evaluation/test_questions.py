@@ -76,6 +76,23 @@ def test_without_a_split_examples_are_chosen_by_hash(n, n_examples, tmp_path):
     assert len({*found.examples, *found.asked}) == n
 
 
+@pytest.mark.parametrize("split", ["train", None])
+def test_what_the_prompt_solves_is_not_asked(split, tmp_path):
+    """In another split, or again with other answers."""
+    rows = [
+        {"question": f"q{n}", "answers": [f"a{n}", *more], "split": split and of}
+        for n in range(40)
+        for more, of in (((), split), (("b",), "test"))
+        if not (split and of == split and n > 6)
+    ]
+    found = questions.read(written(tmp_path / "qa.jsonl", rows))
+
+    solved = {one.text for one in found.examples}
+    assert len(found.examples) == 5
+    assert not solved & {one.text for one in found.asked}
+    assert {f"q{n}" for n in range(40)} == solved | {one.text for one in found.asked}
+
+
 def test_likelihoods_are_the_harnesss(model, tmp_path):
     pytest.importorskip("lm_eval")
     from workloads.evaluation import evaluate_suites

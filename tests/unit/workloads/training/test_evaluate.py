@@ -29,6 +29,10 @@ class Corpus:
     def windows(self, indices, *, seq_len, seed):
         raise AssertionError("evaluation reads no training data")
 
+    def validation_bytes_per_token(self, *, seq_len):
+        assert self.held_out.shape[1] == seq_len + 1
+        return self.bytes_per_token
+
     def validation(self, *, seq_len):
         assert self.held_out.shape[1] == seq_len + 1
         return self.held_out

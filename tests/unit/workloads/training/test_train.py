@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.sweep import registry
-from workloads.architectures import dense
+from workloads.architectures import dense, linformer
 from workloads.checkpoint import checkpoint
 from workloads.distributed.process_group import RankGroup
 from workloads.layers.modules.init import initialise
@@ -615,6 +615,53 @@ def test_a_model_with_other_parameters_than_were_counted_is_not_trained(tmp_path
 
     with pytest.raises(ValueError, match="model: param_count gives .* parameters, the model has"):
         run(job_in(tmp_path, model=DENSE), Recorder())
+
+
+def test_a_fact_longer_than_a_model_reads_is_refused_before_training(tmp_path):
+    model = {"architecture": "linformer", **linformer.PRESETS["d8"], "max_seq_len": 16}
+    facts = tmp_path / "facts.tsv"
+    rows = [f"Land {i}\tcapital\t{'Town' * (1 + 9 * (i == 3))} {i % 4}" for i in range(20)]
+    facts.write_text("\n".join(["subject\trelation\tobject", *rows]) + "\n")
+    data = {"source": "triples", "path": str(facts), "vocab_size": 257}
+    recorder = Recorder()
+    message = (
+        r"data: the probe train_wording has a fact of \d+ tokens, and the model reads 16; "
+        r"raise model\.max_seq_len, or leave the fact out"
+    )
+
+    with pytest.raises(ValueError, match=message):
+        run(job_in(tmp_path, model=model, data=data), recorder)
+
+    assert recorder.rows == []
+
+
+@pytest.mark.parametrize("gate", [1.0, 0.0])
+def test_a_model_that_sees_later_tokens_is_not_trained_on(tmp_path, monkeypatch, gate):
+    """It is found before the first step or, where the part begins at zero, at an evaluation."""
+    build = dense.Config.build
+
+    def with_leak(self, vocab_size):
+        model = build(self, vocab_size)
+        forward = model.layers[0].forward
+        opened = [gate]
+
+        def leaks(x, context):
+            opened[0] += 0.01 * torch.is_grad_enabled()
+            return forward(x + opened[0] * x.roll(-1, 1), context)
+
+        model.layers[0].forward = leaks
+        return model
+
+    monkeypatch.setattr(dense.Config, "build", with_leak)
+    recorder = Recorder()
+    job = job_in(tmp_path, model={"architecture": "dense", **dense.PRESETS["d16"]})
+
+    with pytest.raises(ValueError, match="its outputs change with tokens that come later"):
+        run(job, recorder)
+
+    evaluated = [step for step, values in recorder.rows if "valid/loss" in values]
+    assert evaluated == []
+    assert (recorder.rows == []) == (gate > 0)
 
 
 def test_a_micro_batch_smaller_than_a_sequence_is_refused(tmp_path):

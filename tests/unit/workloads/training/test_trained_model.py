@@ -16,6 +16,7 @@ from workloads.training import trained_model
 from workloads.training.rank_job import RankJob
 from workloads.training.train import run
 
+TEXTS = ("Person 1 was born", "in town 3. Person", "Person 7")
 TRAIN = {"tokens": 128, "batch_tokens": 64, "seq_len": 16, "lr": 1e-2}
 
 
@@ -27,13 +28,13 @@ def data(tmp_path):
     return {"source": "text", "path": str(file), "vocab_size": 300}
 
 
-def trained(data, module, tmp_path):
+def trained(data, module, tmp_path, **more):
     """Train for two steps and return the sections that name what came of it."""
     fields = asdict(module.Config(**module.PRESETS["d8"]))
     sections = {
         "data": data,
         "model": {"architecture": module.__name__.rpartition(".")[2], **fields},
-        "train": TRAIN,
+        "train": {**TRAIN, **more},
         "cache": tmp_path / "cache",
         "data_sha256": {},
     }
@@ -68,6 +69,25 @@ def test_a_trained_model_is_the_one_that_was_saved(data, module, tmp_path):
     state = torch.load(tmp_path / "checkpoints" / "final" / "state.pt", weights_only=True)
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         torch.testing.assert_close(value.detach(), state["weights"][name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("masked", [None, True])
+def test_attention_stays_within_documents_as_in_training(masked, data, tmp_path):
+    sections = trained(data, memory_plus, tmp_path, document_mask=masked)
+
+    found = trained_model.load_trial(**sections)
+    model = found.build(torch.device("cpu"))
+
+    separator = found.tokenizer.separator
+    assert model.document_separator == (separator if masked else None)
+    first, other, last = ([separator, *found.tokenizer.encode([text])[0]] for text in TEXTS)
+    with torch.no_grad():
+        after, after_other, alone = (
+            model(torch.tensor([ids]))[0, -len(last) :]
+            for ids in ([*first, *last], [*other, *last], last)
+        )
+    assert torch.allclose(after, after_other, atol=1e-6) == bool(masked)
+    assert torch.allclose(after, alone, atol=1e-6) == bool(masked)
 
 
 def test_exported_and_read_again(data, tmp_path):

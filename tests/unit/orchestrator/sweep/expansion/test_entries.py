@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from orchestrator.sweep.load import Sweep
 
 Load = Callable[..., Sweep]
@@ -138,3 +140,66 @@ def test_a_key_may_be_written_once_per_entry(problems: Problems) -> None:
     )
 
     assert "train.lr is set twice in this entry, first at line 8" in problem
+
+
+def test_an_empty_entry_is_the_base_itself(load: Load) -> None:
+    (alone,) = load("").trials
+    sweep = load(
+        """
+        trials:
+          - {}
+          - set: {model.architecture: table}
+            match: {training_flops: plain}
+        """
+    )
+
+    assert sweep.trials[0].trial_id == alone.trial_id
+    assert [t.model["architecture"] for t in sweep.trials] == ["plain", "table"]
+
+
+def test_a_value_that_a_grid_repeats_is_named(problems: Problems) -> None:
+    """Once per value, and not once per trial that it makes twice."""
+    assert problems(
+        """
+        trials:
+          - grid: {model.preset: [tiny, tiny, small], train.lr: [5.0e-3, 0.005]}
+        """
+    ) == [
+        "8:33: trials[0].grid.model.preset[1]: tiny is written twice in this list; keep one of them",
+        "8:66: trials[0].grid.train.lr[1]: 0.005 is in this list already, as 5.0e-3; keep one of them",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [
+        ("list: [{model.preset: small}, {model.preset: small}]", "list model.preset=small"),
+        ("zip: {model.preset: [small, small]}", "zip model.preset=small"),
+        ("ladder: {architectures: [plain, plain], sizes: [small]}", "ladder plain small"),
+        (
+            "isoflop: {budgets_flops: [1.0e+9], architectures: [plain, plain], sizes: 3}",
+            "isoflop plain, 1e+09 FLOPs, size 1 of 3",
+        ),
+    ],
+)
+def test_a_trial_that_an_entry_writes_twice_is_not_compared_with_itself(
+    problems: Problems, entry: str, what: str
+) -> None:
+    (problem,) = problems(f"trials: [{{{entry}}}]")
+
+    assert f"trials[0].{what} is there twice" in problem
+    assert problem.endswith("; remove one of them")
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("lr", "write it with its section: train.lr"),
+        ("learning_rate", "write it with its section: train.lr"),
+        ("num_layers", "write it with its section: model.n_layers"),
+    ],
+)
+def test_a_key_without_its_section_is_sent_there(problems: Problems, key: str, fix: str) -> None:
+    (problem,) = problems(f"trials: [{{grid: {{{key}: [1, 2]}}}}]")
+
+    assert problem.endswith(f"unknown key {key!r}; {fix}")

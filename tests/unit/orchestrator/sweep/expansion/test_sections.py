@@ -197,6 +197,27 @@ model: {architecture: plain, preset: tinny}
     assert "plain has no preset tinny; its presets are tiny, small, wide" in problem
 
 
+def test_a_base_value_that_every_entry_overrides_breaks_no_rule_by_itself(
+    problems: Problems, load: Load
+) -> None:
+    header = """
+name: test
+data: {source: numbers, n: 10}
+train: {tokens: 640, batch_tokens: 64, seq_len: 16, lr: LR}
+model: {architecture: plain, preset: tiny}
+"""
+    trials = "trials: [{set: {train.lr: 1.0e-3}}, {grid: {train.lr: [2.0e-3, 3.0e-3]}}]"
+    # Each batch fits its own seq_len: what the base has is no mistake without the other.
+    other = "trials: [{set: {train.batch_tokens: 64}}, {set: {train.batch_tokens: 128}}]"
+
+    assert problems(trials, header=header.replace("LR", "-1.0e-2")) == [
+        "4:57: train.lr: lr must be positive, got -0.01"
+    ]
+    assert load(trials, header=header.replace("LR", "1.0e-2")).trials
+    odd = header.replace("LR", "1.0e-2").replace("batch_tokens: 64", "batch_tokens: 40")
+    assert load(other, header=odd).trials
+
+
 def test_values_of_a_broken_entry_are_checked_too(problems: Problems) -> None:
     found = problems(
         """
@@ -280,3 +301,71 @@ def test_a_recipe_elsewhere_is_sent_home(problems: Problems) -> None:
     assert (
         "write it with its section: train.recipe" in problems("trials: [{set: {recipe: slow}}]")[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "fix"),
+    [
+        ("learning_rate", "did you mean 'lr'?"),
+        ("epochs", "write tokens, the number of tokens in the whole run"),
+        ("max_steps", "write tokens, the number of tokens in the whole run"),
+        ("batch_size", "write batch_tokens, the number of tokens in an optimizer step"),
+        ("warmup_steps", "write warmup_fraction, a share of the steps"),
+        (
+            "optimizer",
+            "remove it: the optimizer is AdamW; table_optimizer is that of memory tables alone",
+        ),
+        ("seed", "write seeds: [0, 1, 2] at the top of the file"),
+    ],
+)
+def test_the_usual_names_of_training_settings_lead_to_ours(
+    problems: Problems, key: str, fix: str
+) -> None:
+    found = problems(f"trials: [{{set: {{train.{key}: 3}}}}]")
+
+    assert [problem.partition("; ")[2] for problem in found] == [fix]
+
+
+def test_a_usual_name_is_one_mistake_and_not_a_missing_key_too(problems: Problems) -> None:
+    found = problems(
+        "",
+        header="""
+name: test
+data: {source: numbers, n: 10}
+train: {epochs: 3, batch_size: 64, seq_len: 16, learning_rate: 1.0e-2}
+model: {type: plain, hidden_size: 8, d_ff: 16}
+""",
+    )
+
+    assert [problem.split(": ")[1] for problem in found] == [
+        "train.epochs",
+        "train.batch_size",
+        "train.learning_rate",
+        "model.type",
+    ]
+    assert found[-1].endswith("did you mean 'architecture'?")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fix"),
+    [
+        ("time_limit_s: 1h", "write 3_600 (seconds)"),
+        ("time_limit_s: 30 minutes", "write 1_800 (seconds)"),
+        ("hang_after_s: 1.5m", "write 90 (seconds)"),
+        ("time_limit_s: soon", "write for example 3_600"),
+    ],
+)
+def test_durations_are_written_in_seconds(problems: Problems, settings: str, fix: str) -> None:
+    (at_the_top,) = problems(f"resources: {{{settings}}}")
+    key, value = settings.split(": ")
+    (in_a_grid,) = problems(f"trials: [{{grid: {{resources.{key}: [{value}]}}}}]")
+
+    assert at_the_top.endswith(f"; {fix}")
+    assert in_a_grid.endswith(f"; {fix}")
+
+
+@pytest.mark.parametrize("written", ["two", "1.5", "{a: 1}", "yes"])
+def test_what_is_no_list_of_seeds_is_answered_with_one(problems: Problems, written: str) -> None:
+    (problem,) = problems(f"seeds: {written}")
+
+    assert problem.endswith("; write for example [0, 1, 2]")

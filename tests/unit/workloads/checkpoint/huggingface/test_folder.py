@@ -162,6 +162,28 @@ def test_the_tokenizer_gives_the_same_ids(tmp_path):
     assert theirs.bos_token_id == theirs.eos_token_id == tokenizer.separator
 
 
+def test_a_folder_with_the_model_of_another_trial_is_left_as_it_is(tmp_path):
+    config = CASES["llama"]
+    parameters = dict(_ours(config).named_parameters())
+
+    def write(name, trial_id):
+        path = tmp_path / name
+        folder.write(path, config, parameters, seq_len=64, tokenizer=None, trial_id=trial_id)
+        return {file.name: file.read_bytes() for file in path.iterdir()}
+
+    named, unnamed = write("named", "dense-0"), write("unnamed", None)
+    assert named.pop("memscale.json")
+    assert named == unnamed, "trials that start from it keep their ids"
+    assert write("named", "dense-0").keys() > named.keys()
+    for name, holds in {"named": "dense-0", "unnamed": "unknown origin"}.items():
+        before = {file: file.stat().st_mtime_ns for file in (tmp_path / name).iterdir()}
+        with pytest.raises(ValueError, match=f"holds a model of {holds}; name another folder"):
+            write(name, "dense-1")
+        assert {file: file.stat().st_mtime_ns for file in (tmp_path / name).iterdir()} == before
+    (tmp_path / "named" / "config.json").unlink()
+    assert b"dense-1" in write("named", "dense-1")["memscale.json"], "killed before it was whole"
+
+
 @pytest.mark.parametrize(
     ("config", "what"),
     [

@@ -66,6 +66,20 @@ def contents(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in out.iterdir()}
 
 
+def test_a_held_out_file_that_is_trained_on_is_refused(tmp_path):
+    a, b = write_corpus(tmp_path)
+    copy = tmp_path / "copy.jsonl"
+    copy.write_bytes(Path(a).read_bytes())
+    for held_out, same in ((a, ""), (str(copy), f", as {a}")):
+        with pytest.raises(DataError) as caught:
+            run(tmp_path / "out", a, b, valid=(held_out,))
+        assert str(caught.value) == (
+            f"--valid: {held_out} is trained on too{same}; name the files of SOURCE without it, or "
+            "move it elsewhere"
+        )
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.fixture
 def sources(tmp_path) -> tuple[str, ...]:
     return write_corpus(tmp_path)

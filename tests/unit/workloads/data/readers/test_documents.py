@@ -30,6 +30,17 @@ def test_json_lines_plain_or_zipped(tmp_path):
     assert read(plain, zipped) == texts * 2
 
 
+def test_json_lines_that_are_named_as_text_are_refused(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text('\n {"id": 1, "text": "x"}\n{"id": 2, "text": "y"}\n')
+    message = ":2: is JSON with the field 'text', and is read as plain text; name the file .jsonl"
+    assert mistakes(path) == [message]
+    assert read(path, text_field="body")
+    for content in ('{"text"', '["text"]', 'word\n{"text": "x"}'):
+        path.write_text(content)
+        assert read(path) == [content]
+
+
 def test_every_wrong_json_line_is_reported(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(
