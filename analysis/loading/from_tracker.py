@@ -18,7 +18,7 @@ from typing import Any
 from analysis.loading.histories import HistoryPoint
 from analysis.loading.schema import SETTINGS, Reading, exclusion, metric_value, plain_row
 from orchestrator.records.errors import NotFoundError, StoreError
-from orchestrator.records.redaction import without_password
+from orchestrator.records.redaction import message_without_password, without_password
 from orchestrator.records.trial_spec import Outcome, TrialState
 
 LOG = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def _trial_runs(
 
 def _unreadable(uri: str, error: Exception) -> StoreError:
     return StoreError(
-        without_password(f"{uri}: cannot be read ({error})")
+        message_without_password(f"{uri}: cannot be read ({error})", uri)
         + "; check the address, or give the runs folder instead"
     )
 

@@ -1,6 +1,6 @@
 """Best settings of each size: the winner, and whether it is at the grid's edge."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,13 +72,15 @@ def best_settings(
         found.append(
             BestSetting(
                 architecture=str(architecture),
-                size=" ".join([str(size), setting_label(_known(best), apart)]).strip(),
+                size=" ".join([str(size), setting_label(_known(best, apart), apart)]).strip(),
                 outcome=outcome,
                 configuration=str(best["configuration"]),
-                label=setting_label(_known(best), tuned),
+                label=setting_label(_known(best, tuned), tuned),
                 value=float(best["mean"]),
                 n_tried=len(group),
-                diverged=tuple(setting_label(_known(row), tuned) for _, row in lost.iterrows()),
+                diverged=tuple(
+                    setting_label(_known(row, tuned), tuned) for _, row in lost.iterrows()
+                ),
                 at_edge=tuple(_edges(group, best, tuned)),
             )
         )
@@ -173,7 +175,8 @@ def tuned_settings(table: pd.DataFrame, names: Sequence[str]) -> dict[str, dict[
     place = ["size", *[LENGTH] * (LENGTH in names)]
     return {
         str(architecture): {
-            name: max(1, int(group.groupby(place)[name].nunique().max())) for name in tuned
+            name: max(1, int(group.groupby(place, dropna=False)[name].nunique().max()))
+            for name in tuned
         }
         for architecture, group in rows.groupby("architecture", sort=False)
     }
@@ -211,9 +214,9 @@ def _ranked(table: pd.DataFrame, outcome: str) -> pd.DataFrame:
     return rows.sort_values("mean", ascending=not higher_is_better(outcome), kind="stable")
 
 
-def _known(row: pd.Series) -> dict[str, Any]:
-    """Return the cells of a row that hold something."""
-    return {str(name): value for name, value in row.items() if pd.notna(value)}
+def _known(row: pd.Series, names: Iterable[str]) -> dict[str, Any]:
+    """Return the settings of these names that a row holds."""
+    return {name: row[name] for name in names if pd.notna(row[name])}
 
 
 def size_names(table: pd.DataFrame) -> pd.Series:

@@ -228,9 +228,13 @@ def _done_elsewhere(sweep: Path, to_train: Collection[str]) -> list[str]:
     for trials in sorted(sweep.parent.glob("*/trials")):
         if trials.parent == sweep or not to_train:
             continue
-        # One listing is cheaper than asking for each trial.
-        there = {folder.name for folder in trials.iterdir()}.intersection(to_train)
-        if n := sum((trials / trial_id / "result.json").exists() for trial_id in there):
+        try:
+            # One listing is cheaper than asking for each trial.
+            there = {folder.name for folder in trials.iterdir()}.intersection(to_train)
+            n = sum((trials / trial_id / "result.json").exists() for trial_id in there)
+        except OSError:  # whatever lies there, it keeps no other sweep from being planned
+            continue
+        if n:
             found.append(
                 f"{n} of the {plural(len(to_train), 'trial')} to train "
                 f"{'is' if n == 1 else 'are'} done in the sweep {trials.parent.name}; "

@@ -267,7 +267,7 @@ def submitting(sweep: SweepDir, *, wait_s: float = 60.0) -> Iterator[None]:
     """Hold the right to write the records of a submission; delete what killed ones left.
 
     Raises:
-        BusyError: If another `memscale submit` writes them for longer than `wait_s` seconds.
+        BusyError: If another `memscale submit` holds it for longer than `wait_s` seconds.
     """
     sweep.path.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_s
@@ -275,7 +275,7 @@ def submitting(sweep: SweepDir, *, wait_s: float = 60.0) -> Iterator[None]:
         if time.monotonic() >= deadline:
             raise BusyError(
                 f"sweep {sweep.name}: another `memscale submit` of it has been writing its records "
-                f"for {wait_s:.0f} s; see whether it hangs, or try again"
+                f"or starting its controller for {wait_s:.0f} s; see whether it hangs, or try again"
             )
         time.sleep(0.1)
     try:

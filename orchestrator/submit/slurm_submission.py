@@ -66,9 +66,7 @@ class SlurmSubmission(Submission):
             return self._send_trials(sweep, partition, todo)
         if not todo:
             return QueuedJobs(job_ids=(), trials=0, queued_before=0)
-        job_records.refuse_if_queued(
-            sweep, kinds=(job_records.HEAD, job_records.WORKER, job_records.TRIAL)
-        )
+        self._refuse_if_queued(sweep)
         with self.recorded(sweep) as record:
             ids = slurm_pilot.submit(
                 slurm_pilot.HeadPilot(
@@ -121,25 +119,39 @@ class SlurmSubmission(Submission):
     def _send_trials(
         self, sweep: SweepDir, partition: Partition, todo: Sequence[TrialSpec]
     ) -> QueuedJobs:
-        job_records.refuse_if_queued(sweep)
-        before = {job.trial_id for job in job_records.live_jobs(sweep)}
-        left = [spec for spec in todo if spec.trial_id not in before]
+        self._refuse_if_queued(sweep)
+        left = _without_jobs(sweep, todo)
         if not left:
             return QueuedJobs(job_ids=(), trials=len(todo), queued_before=len(todo))
         with self.recorded(sweep) as record:
-            ids = slurm_direct.submit(
-                sweep,
-                left,
-                submission=record["number"],
-                code=_code(record),
-                request=self.request,
-                partition=partition,
-                array_size=commands.max_array_size(),
-                cache=self._cache,
-                predicted_s=self._predicted_s,
-                job=self.job,
+            left = _without_jobs(sweep, todo)  # another submission may have come first
+            ids = (
+                ()
+                if not left
+                else slurm_direct.submit(
+                    sweep,
+                    left,
+                    submission=record["number"],
+                    code=_code(record),
+                    request=self.request,
+                    partition=partition,
+                    array_size=commands.max_array_size(),
+                    cache=self._cache,
+                    predicted_s=self._predicted_s,
+                    job=self.job,
+                )
             )
         return QueuedJobs(job_ids=ids, trials=len(todo), queued_before=len(todo) - len(left))
+
+    def _refuse_if_begun(self, sweep: SweepDir) -> None:
+        super()._refuse_if_begun(sweep)
+        self._refuse_if_queued(sweep)
+
+    def _refuse_if_queued(self, sweep: SweepDir) -> None:
+        """Refuse beside jobs of a pilot; those of single trials refuse a pilot only."""
+        trials = (job_records.TRIAL,) if self.request.backend == "slurm" else ()
+        kinds = (job_records.HEAD, job_records.WORKER, *trials)
+        job_records.refuse_if_queued(sweep, kinds=kinds)
 
     def _check(self, partition: Partition, todo: Sequence[TrialSpec]) -> None:
         """Refuse what Slurm would let wait forever, or refuse with fewer words."""
@@ -193,6 +205,12 @@ class SlurmSubmission(Submission):
         if all(spec.resources.gpus == 0 for spec in todo):
             return 0
         return partition.gpus if self.request.gpus is None else self.request.gpus
+
+
+def _without_jobs(sweep: SweepDir, trials: Sequence[TrialSpec]) -> list[TrialSpec]:
+    """Return the trials that have no job in the queue."""
+    queued = {job.trial_id for job in job_records.live_jobs(sweep)}
+    return [spec for spec in trials if spec.trial_id not in queued]
 
 
 def _code(record: Mapping[str, Any]) -> Path | None:

@@ -199,8 +199,12 @@ class Submission:
     def _writing(self, sweep: SweepDir) -> Iterator[None]:
         """Hold the right to write records, unless a controller has begun since the plan."""
         with submitting(sweep):
-            refuse_if_busy(replace(self.plan.snapshot, controller=sweep.controller()))
+            self._refuse_if_begun(sweep)
             yield
+
+    def _refuse_if_begun(self, sweep: SweepDir) -> None:
+        """Raise BusyError if something has begun to run the sweep since the plan."""
+        refuse_if_busy(replace(self.plan.snapshot, controller=sweep.controller()))
 
     @property
     def _trains(self) -> bool:

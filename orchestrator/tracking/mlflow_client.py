@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.records.errors import StoreError
-from orchestrator.records.redaction import without_password
+from orchestrator.records.redaction import message_without_password, without_password
 from orchestrator.tracking import half_made_database
 from orchestrator.tracking.corpus_dataset import CorpusDataset
 from orchestrator.tracking.journal_reader import Point
@@ -385,7 +385,7 @@ def schema_lock(uri: str) -> Iterator[None]:
 
 def _translated(error: Exception, uri: str) -> TrackerError:
     """Return the error of a tracker at `uri`, or at one that is not known, as a sentence."""
-    message = without_password(" ".join(str(error).split()))[:500]
+    message = message_without_password(" ".join(str(error).split()), uri)[:500]
     code = getattr(error, "error_code", "")
     if type(error).__name__.startswith("Unsupported"):
         return BadAddressError(

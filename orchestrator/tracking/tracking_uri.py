@@ -55,7 +55,16 @@ def moved_artifacts(uri: str, location: str, wanted: str) -> str | None:
         return None  # somebody else made the experiment, and chose a place
     if there == here or (not own and os.path.isdir(there)):  # noqa: PTH112
         return None
+    if _same_folder(there.parent, here.parent):  # reached by two paths, as a mount
+        return None
     return (
         f"its runs folder was moved: MLflow keeps artifacts in {there.parent}, they should be in "
         f"{here.parent}; make the first a link to the second (ln -s), or move the folder back"
     )
+
+
+def _same_folder(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False

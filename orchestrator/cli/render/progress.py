@@ -159,7 +159,7 @@ def totals_text(status: SweepStatus) -> Text:
     rate = sum(t.tokens_per_s or 0.0 for t in status.trials if t.state is TrialState.RUNNING)
     if rate:
         text.append(f"{units.count(rate)} tokens/s  ")
-    if status.time_left_s is not None and not status.complete:
+    if status.time_left_s and not status.complete:
         text.append(f"about {units.duration(status.time_left_s)} left", style="bold")
     if status.stopping:
         text.append("  stopping: waiting for checkpoints", style="yellow")
@@ -171,6 +171,8 @@ def totals_text(status: SweepStatus) -> Text:
 def _what_is_left(status: SweepStatus) -> str:
     """Return what submitting again would do for a sweep that nothing is running."""
     left = {trial.state for trial in status.trials} - {TrialState.DONE}
+    if not left and status.unreadable:
+        return "ended; restore the files that cannot be read, then submit it again"
     if left == {TrialState.CANCELLED}:
         return "ended; what was cancelled is trained only if it is submitted again"
     failed = {trial.outcome for trial in status.trials if trial.state is TrialState.FAILED}

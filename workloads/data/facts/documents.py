@@ -110,11 +110,11 @@ def _draw_wordings(
     So all epochs are equally long, but for relations of fewer documents than wordings.
     """
     wordings = np.empty(len(facts), dtype=np.int64)
+    # Of its own, so that one such relation leaves the draws of all others as they are.
+    (rotations,) = rng.spawn(1)
     for relation, kind, here in _groups(pieces, facts, kinds):
         choices = pieces.wordings_of(relation, kind)
-        first = 0
-        if _rotations(len(here), len(choices)) > 1:
-            first = int(rng.integers(len(choices)))
+        first = rotations.integers(_rotations(len(here), len(choices)))
         wordings[here] = choices[(rng.permutation(len(here)) + first) % len(choices)]
     return wordings
 

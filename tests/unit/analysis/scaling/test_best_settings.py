@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 import analysis
@@ -164,6 +165,28 @@ def test_what_match_solved_for_is_no_setting(synthetic, tmp_path):
     assert {c.series for c in fits.curves} == series
     assert {len(c.fit.x) for c in fits.curves} == {3}
     assert not fits.best
+
+
+def test_a_table_may_lack_a_length_for_some_and_hold_lists(tuned):
+    rows = [
+        {
+            "architecture": name,
+            "params": params,
+            "tokens": tokens,
+            "train.lr": lr,
+            "loss": 3 - 0.1 * (params > 2e6) + lr,
+            "layers": [1, 2],
+            **({"train.tokens": tokens} if name == "dense" else {}),
+        }
+        for name in ("dense", "moe")
+        for params in (1e6, 3e6)
+        for lr in (1e-3, 3e-3)
+        for tokens in (1e8, 2e8)
+    ]
+
+    summary = analysis.fit_sweep(analysis.load(pd.DataFrame(rows)))
+
+    assert summary.tuned == {"dense": {"train.lr": 2}, "moe": {"train.lr": 2}}
 
 
 def test_a_setting_that_no_run_has_is_refused_by_name(tuned):

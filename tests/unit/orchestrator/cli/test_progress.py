@@ -118,6 +118,17 @@ def test_a_sweep_that_nothing_runs_says_what_submitting_again_would_do(states, s
     assert totals_text(status).plain.endswith(said or "waiting  ")
 
 
+def test_files_that_cannot_be_read_are_to_be_restored_first():
+    unreadable = {"dense-1": "spec.json: not JSON"}
+    status = dataclasses.replace(
+        STATUS, controller_alive=False, trials=(), unreadable=unreadable, time_left_s=0.0
+    )
+
+    text = totals_text(status).plain
+    assert text.endswith("ended; restore the files that cannot be read, then submit it again")
+    assert "about" not in text
+
+
 @pytest.mark.parametrize(
     ("outcomes", "said"),
     [

@@ -215,6 +215,9 @@ def test_what_other_sweeps_of_the_folder_have_trained_is_noted(loaded, sweep):
         twin.trial(spec.trial_id).create(spec)
         write_json(twin.trial(spec.trial_id).path / "result.json", {"metrics": {}})
 
+    (sweep.path.parent / "notes").mkdir()
+    (sweep.path.parent / "notes" / "trials").touch()  # a file of that name is no sweep
+
     def notes():
         return [n for n in make_plan(loaded, sweep.snapshot(), MEASURED).notes if "anew" in n]
 

@@ -81,6 +81,17 @@ def test_artifacts_of_a_place_that_the_runs_folder_left_are_told(
     assert (found is not None) is moved
 
 
+def test_a_folder_that_two_paths_reach_has_not_moved(tmp_path, monkeypatch):
+    """As through a mount, whose real paths differ."""
+    for name in ("here", "mounted"):
+        (tmp_path / name / "mlartifacts" / "s").mkdir(parents=True)
+    monkeypatch.setattr(Path, "samefile", lambda one, other: one.name == other.name)
+    uri = f"sqlite:///{tmp_path}/here/mlflow.db"
+    wanted = artifact_location(uri, tmp_path / "here", "s")
+
+    assert moved_artifacts(uri, (tmp_path / "mounted/mlartifacts/s").as_uri(), wanted) is None
+
+
 def test_artifacts_in_a_bucket_stay_there(tmp_path):
     uri = default_tracking_uri(tmp_path)
     wanted = artifact_location(uri, tmp_path, "s")

@@ -6,6 +6,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from workloads.data import tokenizer as tokenizers
+from workloads.data.facts import documents
 from workloads.data.facts.documents import heldout_statements
 from workloads.data.facts.token_pieces import prior_bits
 from workloads.data.readers.problems import DataError
@@ -211,6 +212,20 @@ def test_facts_that_are_fewer_than_wordings_are_stated_in_all_of_them(files, cac
     assert max(map(len, epochs)) == corpus.tokens_per_epoch
     for question in TEMPLATES["P1"]["questions"]:
         assert any(question.replace("{s}", "Land 0") in text for text in texts)
+
+
+def test_rare_relations_leave_the_documents_of_others_as_they_are(files, cache, monkeypatch):
+    kept = [row for row in rows() if row["relation_id"] == "P2" or row["subject"] == "Land 0"]
+    Path(files["path"]).write_text("".join(json.dumps(row) + "\n" for row in kept))
+    corpus = Config(**files).prepare(cache)
+
+    def of_others():
+        texts = texts_of(tokenizer_of(cache), corpus.epoch(3, seed=0))
+        return [text for text in texts if "Land 0" not in text]
+
+    found = of_others()
+    monkeypatch.setattr(documents, "_rotations", lambda n_documents, n_wordings: 1)
+    assert found == of_others() != []
 
 
 def test_wordings_without_a_space_before_an_entity_never_push_a_fact_out(files, cache):
