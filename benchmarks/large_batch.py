@@ -5,9 +5,10 @@
     python benchmarks/large_batch.py --device cpu --preset d16 --batches 2048,8192 --tokens 512 --seq-len 64 --vocab-size 512
 
 A batch is passed in micro-batches of `--tokens`. Reads of tables that wait for the update are
-summed by row meanwhile (docs/table-optimizers.md, "Micro-batches"), so the peak stays where it is
-while the batch grows. The loop is the trials' own (`workloads.training.train.run`). The rate is of
-the last of `--steps` steps; "estimate" is what `plan` asks a GPU for.
+summed by row meanwhile (docs/table-optimizers.md, "Micro-batches"), so the peak is bounded by the
+table and the micro-batch, not by the batch. The loop is the trials' own
+(`workloads.training.train.run`). The rate is of the last of `--steps` steps; "estimate" is what
+`plan` asks a GPU for.
 """
 
 import argparse

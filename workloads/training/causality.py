@@ -16,7 +16,8 @@ from workloads.sharding.fsdp import only_forward
 
 _TOKENS = 16
 _CHANGE = 0.05
-"""Of the logits' standard deviation. Rounding in bf16 changes less; a later token changes more."""
+"""Of the logits' standard deviation. Rounding in bf16 changes less; a later token that is seen is
+taken to change more."""
 
 
 def require_causal(
