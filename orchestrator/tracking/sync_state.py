@@ -124,7 +124,7 @@ def problems(sweep: SweepDir) -> dict[str, str]:
     """
     try:
         records = (read_json(sweep.path / FILE) or {}).items()
-    except (StoreError, UnicodeDecodeError) as error:
+    except StoreError as error:
         return {"the tracker": str(error)}
     found = {uri: kept.get("problem") for uri, kept in records if isinstance(kept, Mapping)}
     return {uri: str(sentence) for uri, sentence in found.items() if sentence is not None}
@@ -230,5 +230,5 @@ def _text(path: Path) -> str:
 def _read_trial(path: Path) -> dict[str, Any]:
     try:
         return read_json(path) or {}
-    except (StoreError, UnicodeDecodeError):
+    except StoreError:
         return {}

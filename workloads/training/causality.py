@@ -1,4 +1,4 @@
-"""Whether a model sees later tokens.
+"""Causality check: earlier logits do not change with later tokens.
 
 A model that sees the token it is asked for loses next to nothing and wins every comparison. The
 contract tests ask all architectures at small sizes. This asks the model that trains, whose code may
