@@ -62,7 +62,6 @@ class AttemptExits:
             return
         try:
             result = trial.folder.result()
-            done_at_first = attempt_exit.attempt == 1 and result is not None
             self._state.estimator.observe_memory(trial, result)
             verdict = self._close(
                 trial, attempt.folder, attempt_exit, stop_outcome=attempt.stop_outcome
@@ -76,8 +75,12 @@ class AttemptExits:
         if attempt_exit.trial_id in self._state.unreadable:  # set aside while it ran
             del self._state.trials[attempt_exit.trial_id]
             return
-        if done_at_first:  # of several attempts, no single one says how long the trial takes
-            self._state.estimator.observe(trial, self._state.clock() - attempt.started_at)
+        if result is not None:
+            self._state.estimator.observe(
+                trial,
+                self._state.clock() - attempt.started_at,
+                first_step=attempt.first_step,
+            )
         with self._state.breaker.guarded():
             self._record_failure(trial, attempt, verdict)
 

@@ -295,5 +295,6 @@ class AttemptStarter:
             launch=launch,
             started_at=self._state.clock(),
             predicted_s=self._state.estimator.left_s(trial),
+            first_step=trial.folder.checkpoint_step() if trial.has_checkpoint else 0,
             gpu_ids=placement.gpus,
         )

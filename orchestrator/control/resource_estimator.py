@@ -1,15 +1,19 @@
 """Resource estimation: a trial's demand, from finished trials like it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from orchestrator.control.retry_policy import memory_halvings, resources_for
+from orchestrator.control.status import TrialStatus
 from orchestrator.control.trial_state import ManagedTrial
 from orchestrator.records.trial_spec import GPU_PEAK, Outcome, Resources
 from orchestrator.scheduling.demand import Demand, Node
 from orchestrator.scheduling.gpu_sharing import MemoryObservations, max_enlargements, ranks_per_gpu
 from orchestrator.scheduling.runtime_prediction import RuntimePredictor
+
+MIN_OBSERVED_SHARE = 0.25
+"""Share of a trial's steps from which on an attempt's seconds tell those of the whole trial."""
 
 
 class ResourceEstimator:
@@ -20,9 +24,23 @@ class ResourceEstimator:
         self._runtimes = RuntimePredictor(predicted_s)
         self._memory = MemoryObservations()
 
-    def observe(self, trial: ManagedTrial, seconds: float) -> None:
-        """Record the run time of a trial that was done at its first attempt."""
-        self._runtimes.observe(trial.spec, seconds)
+    def observe(self, trial: ManagedTrial, seconds: float, *, first_step: int) -> None:
+        """Record the seconds of the attempt that finished a trial, from `first_step` on.
+
+        An attempt with few of the steps says more of its start than of the trial: it does not
+        count.
+        """
+        share = 1.0 - first_step / trial.spec.steps
+        if share >= MIN_OBSERVED_SHARE:
+            self._runtimes.observe(trial.spec, seconds / share)
+
+    def observe_running(self, statuses: Iterable[tuple[ManagedTrial, TrialStatus]]) -> None:
+        """Take the rates of all trials that run now, in place of those taken before."""
+        self._runtimes.observe_running(
+            (trial.spec, status.eta_s * status.steps / (status.steps - status.step))
+            for trial, status in statuses
+            if status.eta_s and status.step is not None
+        )
 
     def observe_memory(self, trial: ManagedTrial, result: Mapping[str, Any] | None) -> None:
         """Record the peak GPU memory that a trial's result tells, if there is one."""

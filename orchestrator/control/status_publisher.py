@@ -132,7 +132,7 @@ class StatusPublisher:
             controller_alive=True,
             controller=f"pid {own.pid} on {own.host}",
             stopping=state.n_stops > 0,
-            time_left_s=self._time_left_s(state.clock()),
+            time_left_s=self._time_left_s(trials, state.clock()),
             updated_at=state.wall_clock(),
             full_disk=full_disk,
             excluded=tuple(node_exclusion.excluded(state.sweep.excluded_nodes()).values()),
@@ -195,8 +195,15 @@ class StatusPublisher:
             eta_s = self._read_trial(trial, sweep_cancelled=cancelled).eta_s
         return attempt.started_at + attempt.predicted_s if eta_s is None else now + eta_s
 
-    def _time_left_s(self, now: float) -> float | None:
+    def _time_left_s(self, statuses: tuple[TrialStatus, ...], now: float) -> float | None:
         state, estimator = self._state, self._state.estimator
+        status_of = {status.trial_id: status for status in statuses}
+        # What waits is predicted anew by the rates of what runs.
+        estimator.observe_running(
+            (trial, status_of[trial.folder.trial_id])
+            for trial, _ in state.running
+            if trial.folder.trial_id in status_of
+        )
         work = [
             (max(0.0, self.predicted_end(trial, attempt, now) - now), attempt.launch.demand)
             for trial, attempt in state.running

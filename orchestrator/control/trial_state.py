@@ -34,6 +34,8 @@ class RunningAttempt:
     """Seconds of the controller's monotonic clock."""
     predicted_s: float
     """Seconds that it was predicted to take at its start."""
+    first_step: int = 0
+    """The optimizer step of the checkpoint that it went on from."""
     gpu_ids: tuple[str, ...] = ()
     stop_outcome: Outcome | None = None
     """What its ranks were asked to stop for; None: they were not."""

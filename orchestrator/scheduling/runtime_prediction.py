@@ -1,12 +1,13 @@
 """Runtime prediction: predicted seconds of trials, corrected by measured ones.
 
 A correction is the median of measured over predicted seconds, of the nearest group of trials that
-was measured: `architecture/size`, else `architecture`, else all.
+was measured: `architecture/size`, else `architecture`, else all. Trials that run count by their
+rate.
 """
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.scheduling.demand import Demand, Node
@@ -24,17 +25,26 @@ def prediction_group(spec: TrialSpec) -> str:
 
 
 class RuntimeCorrections:
-    """Ratios of measured to predicted seconds, by group."""
+    """Ratios of measured to predicted seconds, by group, of finished and of running trials."""
 
     def __init__(self) -> None:
         """Start without a measurement."""
         self._observed: dict[str, list[float]] = {}
+        self._running: dict[str, list[float]] = {}
         self._ratios: dict[str, float] = {}
 
     def observe(self, group: str, ratio: float) -> None:
         """Record that a trial took `ratio` times its first prediction."""
         for name in _with_wider_groups(group):
             self._observed.setdefault(name, []).append(ratio)
+        self._ratios.clear()
+
+    def observe_running(self, ratios: Iterable[tuple[str, float]]) -> None:
+        """Take groups and ratios of all trials that run, in place of those taken before."""
+        self._running.clear()
+        for group, ratio in ratios:
+            for name in _with_wider_groups(group):
+                self._running.setdefault(name, []).append(ratio)
         self._ratios.clear()
 
     def ratio(self, group: str) -> float:
@@ -44,9 +54,11 @@ class RuntimeCorrections:
         """
         known = self._ratios.get(group)
         if known is None:
-            names = (name for name in _with_wider_groups(group) if name in self._observed)
-            nearest = next(names, None)
-            known = 1.0 if nearest is None else statistics.median(self._observed[nearest])
+            measured = (
+                self._observed.get(name, []) + self._running.get(name, [])
+                for name in _with_wider_groups(group)
+            )
+            known = statistics.median(next(filter(None, measured), [1.0]))
             self._ratios[group] = known
         return known
 
@@ -72,6 +84,13 @@ class RuntimePredictor:
     def observe(self, spec: TrialSpec, seconds: float) -> None:
         """Record how long a whole trial took."""
         self._corrections.observe(prediction_group(spec), seconds / max(1e-3, self._whole_s(spec)))
+
+    def observe_running(self, whole_s: Iterable[tuple[TrialSpec, float]]) -> None:
+        """Take the seconds that whole trials will take, by the rates of all that run now."""
+        self._corrections.observe_running(
+            (prediction_group(spec), seconds / max(1e-3, self._whole_s(spec)))
+            for spec, seconds in whole_s
+        )
 
     def _whole_s(self, spec: TrialSpec) -> float:
         predicted = self._predicted_s.get(spec.trial_id)

@@ -1201,6 +1201,51 @@ def test_predictions_are_corrected_by_measured_run_times(world):
     assert after_first.time_left_s > 70
 
 
+def test_predictions_are_corrected_by_the_rate_of_what_runs(world):
+    first, second = world.trial(0), world.trial(1)
+    world.launcher = FakeLauncher(cpus=1)
+
+    def script():
+        yield
+        beat = {"attempt": 1, "step": 50, "steps": 100, "tokens_per_s": 50.0}
+        write_json(world.sweep.trial(first).path / "heartbeat.json", beat)
+        yield
+        yield from finish(world, first, second)
+
+    predicted_s = {first: 2000.0, second: 1000.0}
+    world.run(first, second, script=script(), predicted_s=predicted_s)
+
+    with_rate = next(u for u in world.updates if u.trials[0].eta_s)
+    assert with_rate.trials[0].eta_s == 10.0  # half of 1,000 tokens
+    assert with_rate.time_left_s == 10.0 + 1000.0 * 20.0 / 2000.0
+
+
+def test_an_attempt_that_went_on_from_a_checkpoint_corrects_predictions_by_its_share(world):
+    ids = [world.trial(seed) for seed in range(3)]
+    world.launcher = FakeLauncher(cpus=1)
+
+    def stop():
+        (world.sweep.trial(ids[0]).checkpoints / "step-50").mkdir(parents=True)
+        world.the_controller.stop()
+        yield
+
+    world.run(ids[0], script=stop())
+    before = world.now
+
+    def script():
+        for _ in range(40):
+            yield
+        yield from finish(world, *ids)
+
+    predicted_s = dict.fromkeys(ids, 1000.0)
+    world.run(*ids, script=script(), predicted_s=predicted_s, submission=2)
+
+    after_first = next(u for u in world.updates if u.count(TrialState.DONE) == 1)
+    seconds = after_first.updated_at - before
+    # Two more, each twice as long as that half of one.
+    assert after_first.time_left_s == pytest.approx(2 * 2 * seconds, rel=0.1)
+
+
 def test_node_where_several_configurations_fail_is_excluded_and_readmitted_on_request(world):
     kinds = [
         world.trial(seed, train={"tokens": 1000 + 10 * seed, "batch_tokens": 10, "seq_len": 10})
