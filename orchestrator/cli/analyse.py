@@ -15,6 +15,7 @@ from orchestrator.cli.app import (
     ReadFrom,
     Runs,
     SweepName,
+    SweepNames,
     console_here,
     echo_json,
     find_sweep,
@@ -49,9 +50,12 @@ Baseline = Annotated[
 ]
 
 
-@verb(epilog="Examples: memscale fit quickstart  ·  memscale fit mine --by model.n_keys")
+@verb(
+    epilog="Examples: memscale fit quickstart  ·  memscale fit mine --by model.n_keys  ·  "
+    "memscale fit mine larger"
+)
 def fit(
-    sweep: SweepName,
+    sweeps: SweepNames,
     runs: Runs = Path("runs"),
     tracking_uri: ReadFrom = None,
     by: By = None,
@@ -59,11 +63,11 @@ def fit(
     json: Json = False,
     csv: Csv = False,
 ) -> None:
-    """Fit the curves of a sweep and print the numbers with intervals."""
+    """Fit the curves of a sweep, or of several, and print the numbers with intervals."""
     _run_lightly()
     from analysis.report.tables import tables
 
-    fitted = tables(*_fits(sweep, runs, tracking_uri, by, baseline), everything=json or csv)
+    fitted = tables(*_fits(sweeps, runs, tracking_uri, by, baseline), everything=json or csv)
     _print_tables(fitted, json=json, csv=csv)
 
 
@@ -81,14 +85,22 @@ def _print_tables(fitted: Sequence[Any], *, json: bool, csv: bool) -> None:
         console_here().print(results.printed([table.said_once() for table in fitted]))
 
 
-@verb(epilog="Example: memscale report quickstart")
+@verb(
+    epilog="Examples: memscale report quickstart  ·  memscale report mine larger --out both",
+    help="Answer the question of a sweep, or of several: fit, draw and write report.html, one "
+    "self-contained page.",
+)
 def report(
-    sweep: SweepName,
+    sweeps: SweepNames,
     runs: Runs = Path("runs"),
     tracking_uri: ReadFrom = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder to write into. Default: RUNS/SWEEP/report", file_okay=False),
+        typer.Option(
+            help="Folder to write into. Default: RUNS/SWEEP/report, of several sweeps "
+            "RUNS/FIRST/report+SECOND",
+            file_okay=False,
+        ),
     ] = None,
     by: By = None,
     baseline: Baseline = None,
@@ -96,15 +108,17 @@ def report(
     json: Json = False,
     csv: Csv = False,
 ) -> None:
-    """Answer the question: fit, draw and write report.html, one self-contained page."""
+    """Write the report."""
     from orchestrator.records.storage_errors import require_writable
 
     _run_lightly()
-    folder, price = out or runs / sweep / "report", read_price(price_text)
+    sweeps, price = list(dict.fromkeys(sweeps)), read_price(price_text)
+    folder = out or runs / sweeps[0] / "+".join(["report", *sweeps[1:]])
     if tracking_uri is None:
-        find_sweep(runs, sweep)
+        for sweep in sweeps:
+            find_sweep(runs, sweep)
     require_writable(folder, option="--out")  # to find out after all fits would be late
-    runs_table, fits = _fits(sweep, runs, tracking_uri, by, baseline, meanwhile=_import_report)
+    runs_table, fits = _fits(sweeps, runs, tracking_uri, by, baseline, meanwhile=_import_report)
 
     from analysis.report.contents import report_contents
     from analysis.report.figure_files import draw_beside, figure_paths, sweep_figures
@@ -113,13 +127,18 @@ def report(
 
     earlier = figure_paths(folder)
     of_sweep = draw_beside(sweep_figures(runs_table, fits), folder)
-    trials = () if tracking_uri else _recorded_trials(runs, sweep)
-    spent = None if price is None else spent_text(find_sweep(runs, sweep), price)
+    # `memscale next` writes runs of one sweep.
+    trials = () if tracking_uri or len(sweeps) > 1 else _recorded_trials(runs, sweeps[0])
+    spent = (
+        None
+        if price is None
+        else "; ".join(f"{name}: {spent_text(find_sweep(runs, name), price)}" for name in sweeps)
+    )
     contents = report_contents(
         runs_table,
         fits,
         trials=trials,
-        spent=spent and f"{spent[0].upper()}{spent[1:]}.",
+        spent=spent and f"{spent}.",
         progress=_echo_part,
     )
     if not json and not csv:
@@ -136,8 +155,8 @@ def report(
         return
     console = console_here()
     if spent is not None:
-        console.print(f"{sweep}: {spent}\n")
-    console.print(results.next_steps(page, figures, sweep=sweep, runs_option=runs_option(runs)))
+        console.print(f"{spent}\n")
+    console.print(results.next_steps(page, figures, sweep=sweeps[0], runs_option=runs_option(runs)))
 
 
 def _print_answer(contents: Any) -> None:
@@ -296,7 +315,7 @@ def _run_lightly() -> None:
 
 
 def _fits(
-    sweep: str,
+    sweeps: Sequence[str],
     runs: Path,
     tracking_uri: str | None,
     by: str | None,
@@ -307,16 +326,19 @@ def _fits(
     import analysis
     from orchestrator.records.errors import UsageError
 
+    sweeps = list(dict.fromkeys(sweeps))
     if tracking_uri is None:
-        find_sweep(runs, sweep)
-    table = analysis.load(tracking_uri or runs, sweep=sweep)
+        for sweep in sweeps:
+            find_sweep(runs, sweep)
+    one_or_more = sweeps if len(sweeps) > 1 else sweeps[0]
+    table = analysis.load(tracking_uri or runs, sweep=one_or_more)
     if not len(table.table):
         why = "; ".join(
             f"{row.trial_id}: {row.reason}" for row in table.excluded.head(3).itertuples()
         )
         raise UsageError(
-            f"sweep {sweep!r}: no finished trial counts yet{f': {why}' if why else ''}; "
-            f"see `memscale status {sweep}`"
+            f"sweep {', '.join(sweeps)}: no finished trial counts yet{f': {why}' if why else ''}; "
+            f"see `memscale status {sweeps[0]}`"
         )
     names = None if by is None else [n for part in by.split(",") if (n := part.strip())]
     try:

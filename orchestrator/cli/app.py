@@ -163,6 +163,16 @@ SweepName = Annotated[
 ]
 
 
+SweepNames = Annotated[
+    list[str],
+    typer.Argument(
+        help="Name of a submitted sweep. Several are taken as one.",
+        metavar="SWEEP...",
+        autocompletion=_complete_sweep,
+    ),
+]
+
+
 TRIAL = "trial id or its beginning (SWEEP/ID where several sweeps have it)"
 """For the help of commands that take one."""
 
