@@ -202,7 +202,7 @@ class Trainer:
             metrics |= {f"train/{name}": value for name, value in numbers.items()}
             metrics["train/lr"] = learning_rate(step, self._config)
             metrics["train/tokens"] = float(self._throughput.tokens)
-            rate = self._throughput.lap()
+            rate = self._throughput.lap(is_short=step % self._job.log_every_steps > 0)
             metrics |= {"train/tokens_per_s": rate, **self._use.metrics(rate)}
         if self._usage.reports(step):
             metrics |= usage_statistics(self._model)

@@ -73,17 +73,23 @@ class Throughput:
         """Start at `tokens`, which earlier attempts have seen."""
         self.tokens = tokens
         self._stopwatch = stopwatch
-        self._mark = (tokens, self._busy_s())
+        self._mark = self._mark_before = (tokens, self._busy_s())
 
     def rate(self) -> float:
         """Return tokens per second since the last lap."""
         tokens, busy_s = self.tokens - self._mark[0], self._busy_s() - self._mark[1]
         return tokens / busy_s if busy_s > 0 else 0.0
 
-    def lap(self) -> float:
-        """Return the rate and start a new lap."""
+    def lap(self, *, is_short: bool = False) -> float:
+        """Return the rate and start a new lap.
+
+        A short lap, of a training's last few steps, is joined with the lap before: most of it would
+        be the wait for the device.
+        """
+        if is_short:
+            self._mark = self._mark_before
         rate = self.rate()
-        self._mark = (self.tokens, self._busy_s())
+        self._mark_before, self._mark = self._mark, (self.tokens, self._busy_s())
         return rate
 
     def _busy_s(self) -> float:

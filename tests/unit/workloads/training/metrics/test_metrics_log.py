@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.training.metrics.metrics_log import Stopwatch
+from workloads.training.metrics.metrics_log import Stopwatch, Throughput
 
 SECONDS = st.floats(min_value=0.0, max_value=1e6)
 
@@ -44,3 +44,24 @@ def test_a_split_loses_no_second(start: float, train: float, steps: int, warm_up
     assert split["train"] + split["start"] == pytest.approx(start + train)
     assert split["start"] >= 0.0
     assert split["train"] >= train
+
+
+def test_a_short_last_lap_is_joined_with_the_one_before() -> None:
+    watch = stopwatch()
+    throughput = Throughput(watch, tokens=500)
+    rates = []
+    for tokens, seconds, is_short in ((1000, 10.0, False), (1000, 5.0, False), (100, 5.0, True)):
+        throughput.tokens += tokens
+        watch.seconds["train"] += seconds
+        rates.append(throughput.lap(is_short=is_short))
+
+    assert rates == [100.0, 200.0, 110.0]
+
+
+def test_a_first_lap_that_is_short_stands_alone() -> None:
+    watch = stopwatch()
+    throughput = Throughput(watch, tokens=500)
+    throughput.tokens += 100
+    watch.seconds["train"] += 5.0
+
+    assert throughput.lap(is_short=True) == 20.0
