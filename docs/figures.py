@@ -35,7 +35,12 @@ IMAGES = Path(__file__).parent / "images"
 RECALL = "recall/train_wording/exact_match"
 BITS = "valid/bits_per_byte"
 INIT = "model.output_init"
-SMALLER = ("facts_initial_values", "facts_10m_memory_plus", "facts_10m_memory")
+SMALLER = (
+    "facts_initial_values",
+    "facts_10m_memory_plus",
+    "facts_10m_memory",
+    "facts_10m_larger",
+)
 """Parts whose trials all begin with smaller output matrices."""
 LEVEL = "dense"
 MEMORY, TOTAL, SECONDS = "memory_params", "total_params", "train_seconds"
@@ -73,7 +78,7 @@ def _memory_scaling(x: str) -> Figure:
             ("facts_1m", "facts_1m_memory", "facts_1m_largest", "facts_initial_values"),
         ),
         ("3m", "30,000 people", ("facts_3m", "facts_3m_largest", "facts_initial_values")),
-        ("10m", "140,000 people", ("facts_10m_memory_plus", "facts_10m_memory")),
+        ("10m", "140,000 people", SMALLER[1:]),
     )
     for panel, (base, people, parts) in zip(axes[0, :3], facts, strict=True):
         _draw(panel, pd.concat([_part(part) for part in parts]).query("preset == @base"), RECALL, x)

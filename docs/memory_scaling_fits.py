@@ -23,7 +23,7 @@ OUTCOMES = {"recall/train_wording/exact_match": "factual_recall", "valid/loss": 
 RESULTS = Path(__file__).parent / "results"
 INIT = "model.output_init"
 FACTS = ("facts_1m", "facts_1m_memory", "facts_1m_largest", "facts_3m", "facts_3m_largest")
-SMALLER = ("facts_10m_memory", "facts_10m_memory_plus")
+SMALLER = ("facts_10m_memory", "facts_10m_memory_plus", "facts_10m_larger")
 """Parts whose trials all begin with smaller output matrices: a shared setting has no column."""
 LARGEST = ("text_largest", "text_largest_seeds")
 """At 30m of one seed: a curve counts them, a change by a doubling does not, at any base."""
