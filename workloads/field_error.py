@@ -81,8 +81,9 @@ def check_fields(config: Any, *, name_nearest: bool = False) -> None:
             continue
         if words and value not in words:
             one_of = "one of " if len(words) > 1 else ""
-            rule = f"must be {one_of}{', '.join(words)}{or_null}"
-            raise FieldError(name, rule, repr(value))
+            rule = f"must be {one_of}{', '.join(map(_in_yaml, words))}{or_null}"
+            got = _in_yaml(value) if isinstance(value, bool) else repr(value)
+            raise FieldError(name, rule, got)
         if interval is not None and not isinstance(value, int | float):
             raise FieldError(name, f"must be a number{or_null}", repr(value))
         if interval is not None and not _inside(value, interval):
@@ -96,7 +97,7 @@ class _Limit(typing.NamedTuple):
     """The words or the range that a field's annotation allows."""
 
     field: str
-    words: tuple[str, ...]
+    words: tuple[str | bool, ...]
     interval: Interval | None
     or_null: str
 
@@ -119,6 +120,10 @@ def _declared(cls: Any) -> list[_Limit]:
                 if isinstance(interval, Interval):
                     limits.append(_Limit(field.name, (), interval, or_null))
     return limits
+
+
+def _in_yaml(word: str | bool) -> str:
+    return word if isinstance(word, str) else str(word).lower()
 
 
 def _inside(value: Any, interval: Interval) -> bool:

@@ -20,7 +20,8 @@ def start_from(model: nn.Module, job: RankJob) -> None:
     """Write the weights of `job.from_pretrained` over those of the same name.
 
     What the folder does not have keeps its initial values: a memory that is added to a trained
-    model. What the model does not have is left out. Both are logged.
+    model. What the model does not have is left out. Both are logged. The head of a model that does
+    not tie it begins as the embedding table of a folder that does.
 
     Raises:
         ValueError: If the folder changed since submission, holds another shape, or more than
@@ -36,6 +37,9 @@ def start_from(model: nn.Module, job: RankJob) -> None:
             f"{WHAT_TO_DO}"
         )
     weights, named = pretrained.weights(), dict(model.named_parameters())
+    untied = pretrained.config.tied_embeddings and "head.weight" in named
+    if untied:
+        weights["head.weight"] = weights["embedding.weight"]
     shared = _shared(named, weights)
     unused = [name for name in weights if name not in shared]
     lost = [name for name in unused if ".feed_forward" not in name]
@@ -59,10 +63,11 @@ def start_from(model: nn.Module, job: RankJob) -> None:
                 )
             value.copy_(saved)
     LOG.info(
-        "%d of %d parameters start from %s%s",
+        "%d of %d parameters start from %s%s%s",
         len(shared),
         len(named),
         pretrained.folder,
+        ", head.weight from its tied embedding.weight" if untied else "",
         _others([name for name in named if name not in shared], unused),
     )
 
@@ -71,11 +76,15 @@ def _shared(named: Collection[str], weights: Collection[str]) -> list[str]:
     """Return the names of parameters that mean the same on both sides.
 
     Another block in the place of a feed-forward block may have parts of the same names, which mean
-    something else: blocks are taken whole or not at all.
+    something else. So a pretrained block is taken whole or not at all; ours may add parts to it.
     """
     ours, theirs = _by_block(named), _by_block(weights)
-    alike = {block for block in ours if not block or ours[block] == theirs.get(block)}
-    there = {name for block in alike for name in ours[block] & theirs.get(block, set())}
+    there = {
+        name
+        for block in ours.keys() & theirs.keys()
+        if not block or theirs[block] <= ours[block]
+        for name in ours[block] & theirs[block]
+    }
     return [name for name in named if name in there]
 
 

@@ -27,6 +27,8 @@ class Config:
     above: Annotated[float, Interval(gt=0, le=1)] = 1.0
     most: Annotated[int, Interval(le=2**32)] = 1
     rule: Literal["a", "b"] = "a"
+    on: Literal[True] | None = None
+    off: Literal[False] = False
     free: int = 0
 
 
@@ -44,6 +46,9 @@ class Config:
         ({"above": 0.0}, "above must be above 0 and at most 1, got 0.0; the nearest is 1"),
         ({"most": 2**33}, f"most must be at most {2**32}, got {2**33}; the nearest is {2**32}"),
         ({"rule": "c"}, "rule must be one of a, b, got 'c'"),
+        ({"on": False}, "on must be true or null, got false"),
+        ({"on": "yes"}, "on must be true or null, got 'yes'"),
+        ({"off": True}, "off must be false, got true"),
     ],
 )
 def test_a_value_out_of_its_declared_range_is_refused(fields, told):

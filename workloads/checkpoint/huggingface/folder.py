@@ -119,7 +119,8 @@ def read(folder: Path) -> Pretrained:
     """Return what a folder holds, without reading its weights.
 
     Raises:
-        ValueError: If there is no model in it, or one that no architecture here computes.
+        ValueError: If there is no model in it, one that no architecture here computes, or one in
+            several parts of Meta's format.
     """
     files(folder)
     if not (folder / CONFIG).is_file():

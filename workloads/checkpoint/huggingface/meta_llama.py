@@ -18,14 +18,21 @@ from workloads.architectures.dense import Config
 from workloads.checkpoint.safe_load import only_plain_values
 
 CONFIG, WEIGHTS = "params.json", "consolidated.00.pth"
+_EMBEDDING = "tok_embeddings.weight"
 
 
 def read_config(folder: Path) -> tuple[dict[str, Any], int]:
     """Return the fields of `dense`'s Config, and the tokens that the model knows.
 
     Raises:
-        ValueError: If the file is no such configuration.
+        ValueError: If the file is no such configuration, or the weights are in several parts.
     """
+    parts = len(list(folder.glob("consolidated.[0-9][0-9].pth")))
+    if parts > 1:
+        raise ValueError(
+            f"{folder}: holds Meta's weights in {parts} parts, and memscale reads {WEIGHTS} alone; "
+            "download the model in Hugging Face's format"
+        )
     path = folder / CONFIG
     try:
         params = json.loads(path.read_text(encoding="utf-8"))
@@ -40,27 +47,29 @@ def read_config(folder: Path) -> tuple[dict[str, Any], int]:
             "rope_base": float(params.get("rope_theta", 10_000.0)),
             "d_ff": _d_ff(params),
         }
-        return fields, int(params["vocab_size"])
+        vocab_size = int(params["vocab_size"])
     except KeyError as error:
         raise ValueError(f"{path}: has no {error}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    if vocab_size < 1:
+        # Llama 1 and 2 leave it to the tokenizer and write -1.
+        vocab_size = _embedding_rows(folder / WEIGHTS)
+    return fields, vocab_size
 
 
 def read_weights(folder: Path, config: Config) -> dict[str, Tensor]:
     """Return all parameters under our names.
 
     Raises:
-        ValueError: If one is missing, or if the file holds anything but tensors.
+        ValueError: If one is missing, or if the file is cut off or holds anything but tensors.
     """
     path = folder / WEIGHTS
-    with only_plain_values(path):
-        theirs = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    theirs = theirs.get("model", theirs)
+    theirs = _their_weights(path)
     shape = config.attention
     ours = {}
     try:
-        ours["embedding.weight"] = theirs["tok_embeddings.weight"]
+        ours["embedding.weight"] = theirs[_EMBEDDING]
         ours["norm.gain"] = theirs["norm.weight"]
         ours["head.weight"] = theirs["output.weight"]
         for layer in range(config.n_layers):
@@ -79,6 +88,25 @@ def read_weights(folder: Path, config: Config) -> dict[str, Tensor]:
     except KeyError as error:
         raise ValueError(f"{path}: has no {error}; take a complete download") from error
     return ours
+
+
+def _their_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file under Meta's names; their values are read when used."""
+    try:
+        with only_plain_values(path):
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError as error:
+        raise ValueError(f"{path}: cannot be read ({error}); take a complete download") from error
+    theirs: dict[str, Tensor] = content.get("model", content)
+    return theirs
+
+
+def _embedding_rows(path: Path) -> int:
+    """Return how many tokens the embedding table knows."""
+    theirs = _their_weights(path)
+    if _EMBEDDING not in theirs:
+        raise ValueError(f"{path}: has no {_EMBEDDING!r}; take a complete download")
+    return len(theirs[_EMBEDDING])
 
 
 def halves(rows: Tensor, n_heads: int) -> Tensor:

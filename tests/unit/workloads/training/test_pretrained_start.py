@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from workloads.architectures import dense, memory_plus, pythia
+from workloads.architectures import dense, memory, memory_plus, moe, pythia
 from workloads.checkpoint.huggingface import folder
 from workloads.layers.modules.init import initialise
 from workloads.training import trained_model
@@ -18,17 +18,28 @@ from workloads.training.train import run
 
 VOCAB_SIZE = 300
 SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "d_ff": 24}
+MIXTRAL = {
+    **{name: size for name, size in SIZES.items() if name != "d_ff"},
+    "n_experts": 3,
+    "d_expert": 8,
+    "top_k": 2,
+    "renormalise": True,
+}
+
+
+def written(path, config):
+    """Write a folder with a model of random weights, and return its parameters."""
+    model = config.build(VOCAB_SIZE)
+    initialise(model, 5)
+    parameters = {name: value.detach() for name, value in model.named_parameters()}
+    folder.write(path, config, parameters, seq_len=16, tokenizer=None)
+    return parameters
 
 
 @pytest.fixture
 def trained(tmp_path):
     """A folder with a Llama, and its parameters."""
-    config = dense.Config(**SIZES)
-    model = config.build(VOCAB_SIZE)
-    initialise(model, 5)
-    parameters = {name: value.detach() for name, value in model.named_parameters()}
-    folder.write(tmp_path / "llama", config, parameters, seq_len=16, tokenizer=None)
-    return tmp_path / "llama", parameters
+    return tmp_path / "llama", written(tmp_path / "llama", dense.Config(**SIZES))
 
 
 def job_of(trained, tmp_path, **more):
@@ -68,6 +79,55 @@ def test_a_memory_is_added(trained, tmp_path, caplog):
         torch.testing.assert_close(value, expected, rtol=0, atol=0)
     assert f"{len(shared)} of {len(after)} parameters start from {path} (new: " in caplog.text
     assert "not used: layers.1.feed_forward.gate.weight and 2 more" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "added"),
+    [
+        (
+            dense.Config(**SIZES),
+            memory.Config(**SIZES, n_keys=4, knn=2, key_dim=4, beside_ffn=True, memory_layer=1),
+            "layers.1.feed_forward.memory.",
+        ),
+        (
+            moe.Config(**MIXTRAL),
+            moe.Config(**MIXTRAL, selection_bias=True),
+            "layers.0.feed_forward.selection_bias.",
+        ),
+        (
+            moe.Config(**MIXTRAL),
+            moe.Config(**MIXTRAL, n_shared_experts=1),
+            "layers.0.feed_forward.shared.",
+        ),
+    ],
+    ids=["memory beside it", "selection bias", "shared expert"],
+)
+def test_a_block_that_gains_parts_keeps_its_weights(before, after, added, tmp_path, caplog):
+    parameters = written(tmp_path / "folder", before)
+
+    with caplog.at_level(logging.INFO):
+        _, found = started(after, job_of(tmp_path / "folder", tmp_path))
+
+    assert any(name.startswith(added) for name in found)
+    kept = {name: found[name] for name in parameters}
+    torch.testing.assert_close(kept, parameters, rtol=0, atol=0)
+    assert f"{len(kept)} of {len(found)} parameters start from" in caplog.text
+    assert "not used" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes"), [(dense, SIZES), (moe, MIXTRAL), (pythia, SIZES)]
+)
+def test_an_untied_head_begins_as_the_table_of_a_tied_folder(architecture, sizes, tmp_path, caplog):
+    parameters = written(tmp_path / "folder", architecture.Config(**sizes, tied_embeddings=True))
+    untied = architecture.Config(**sizes, tied_embeddings=False)
+
+    with caplog.at_level(logging.INFO):
+        _, found = started(untied, job_of(tmp_path / "folder", tmp_path))
+
+    expected = {**parameters, "head.weight": parameters["embedding.weight"]}
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert ", head.weight from its tied embedding.weight" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -306,11 +306,15 @@ def _meta_weights() -> dict[str, Tensor]:
     return weights
 
 
+def _meta_written(path, weights, **params):
+    (path / "params.json").write_text(json.dumps({**META, **params}))
+    torch.save(weights, path / "consolidated.00.pth")
+
+
 @torch.no_grad()
 def test_metas_llama_with_rotary_pairs_of_neighbours(tmp_path, request):
     weights = _meta_weights()
-    (tmp_path / "params.json").write_text(json.dumps(META))
-    torch.save(weights, tmp_path / "consolidated.00.pth")
+    _meta_written(tmp_path, weights)
 
     pretrained = folder.read(tmp_path)
     ours = _ours(pretrained.config, pretrained.weights()).double()
@@ -320,6 +324,41 @@ def test_metas_llama_with_rotary_pairs_of_neighbours(tmp_path, request):
     assert (pretrained.architecture, pretrained.vocab_size) == ("dense", VOCAB_SIZE)
     expected = _meta_logits(META, {k: v.double() for k, v in weights.items()}, _tokens())
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["Meta", "lingua"])
+def test_a_vocabulary_that_meta_leaves_open_is_that_of_the_embedding(wrapped, tmp_path):
+    weights = _meta_weights()
+    _meta_written(tmp_path, {"model": weights} if wrapped else weights, vocab_size=-1)
+
+    assert folder.read(tmp_path).vocab_size == VOCAB_SIZE
+
+
+def test_an_open_vocabulary_without_an_embedding_is_refused(tmp_path):
+    weights = _meta_weights()
+    del weights["tok_embeddings.weight"]
+    _meta_written(tmp_path, weights, vocab_size=-1)
+
+    with pytest.raises(ValueError, match=r"00\.pth: has no 'tok_embeddings.weight'; take a comp"):
+        folder.read(tmp_path)
+
+
+def test_a_file_of_metas_that_is_cut_off_is_refused(tmp_path):
+    _meta_written(tmp_path, _meta_weights(), vocab_size=-1)
+    file = tmp_path / "consolidated.00.pth"
+    file.write_bytes(file.read_bytes()[:-100])
+
+    with pytest.raises(ValueError, match=r"00\.pth: cannot be read \(.*; take a complete download"):
+        folder.read(tmp_path)
+
+
+def test_metas_weights_in_several_parts_are_refused(tmp_path):
+    for name in ("consolidated.01.pth", "consolidated.02.pth"):
+        torch.save(_meta_weights(), tmp_path / name)
+    _meta_written(tmp_path, _meta_weights())
+
+    with pytest.raises(ValueError, match="holds Meta's weights in 3 parts, .* in Hugging Face's"):
+        folder.read(tmp_path)
 
 
 def test_pairs_as_halves():
