@@ -102,6 +102,10 @@ class ResourceEstimator:
         """Return the predicted seconds that are left of a trial."""
         return self._runtimes.seconds(trial.spec, done=trial.best_step / trial.spec.steps)
 
+    def left_s_now(self, trial: ManagedTrial) -> float:
+        """Return the same by the rates of what runs: for a display."""
+        return self._runtimes.seconds_now(trial.spec, done=trial.best_step / trial.spec.steps)
+
 
 def _auto_gpus(ranks: int, nodes: Sequence[Node]) -> int:
     """Return the GPUs of a trial that asks for `auto`.

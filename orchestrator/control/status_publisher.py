@@ -209,7 +209,7 @@ class StatusPublisher:
             for trial, attempt in state.running
         ]
         work += [
-            (estimator.left_s(trial), estimator.demand(trial, state.nodes))
+            (estimator.left_s_now(trial), estimator.demand(trial, state.nodes))
             for trial in state.waiting
             if trial.folder.trial_id not in state.impossible
         ]

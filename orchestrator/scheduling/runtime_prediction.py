@@ -1,8 +1,8 @@
 """Runtime prediction: predicted seconds of trials, corrected by measured ones.
 
 A correction is the median of measured over predicted seconds, of the nearest group of trials that
-was measured: `architecture/size`, else `architecture`, else all. Trials that run count by their
-rate.
+was measured: `architecture/size`, else `architecture`, else all. For the time left that is shown,
+running trials count by their rates.
 """
 
 import math
@@ -45,7 +45,6 @@ class RuntimeCorrections:
         for group, ratio in ratios:
             for name in _with_wider_groups(group):
                 self._running.setdefault(name, []).append(ratio)
-        self._ratios.clear()
 
     def ratio(self, group: str) -> float:
         """Return the factor for a group's predictions, 1 if nothing was observed.
@@ -54,13 +53,25 @@ class RuntimeCorrections:
         """
         known = self._ratios.get(group)
         if known is None:
-            measured = (
-                self._observed.get(name, []) + self._running.get(name, [])
-                for name in _with_wider_groups(group)
-            )
-            known = statistics.median(next(filter(None, measured), [1.0]))
-            self._ratios[group] = known
+            known = self._ratios[group] = _median_of_nearest(group, self._observed)
         return known
+
+    def ratio_now(self, group: str) -> float:
+        """Return the factor where running trials count as well.
+
+        It moves with their rates from second to second: a display may, an order of trials may not.
+        """
+        both = {
+            name: self._observed.get(name, []) + self._running.get(name, [])
+            for name in _with_wider_groups(group)
+        }
+        return _median_of_nearest(group, both)
+
+
+def _median_of_nearest(group: str, measured: Mapping[str, Sequence[float]]) -> float:
+    """Return the median of the nearest group that was measured; 1 if none was."""
+    ratios = (measured.get(name) for name in _with_wider_groups(group))
+    return statistics.median(next(filter(None, ratios), [1.0]))
 
 
 def _with_wider_groups(group: str) -> list[str]:
@@ -79,6 +90,11 @@ class RuntimePredictor:
     def seconds(self, spec: TrialSpec, *, done: float = 0.0) -> float:
         """Return the seconds that a trial still needs after the share `done` of its steps."""
         correction = self._corrections.ratio(prediction_group(spec))
+        return self._whole_s(spec) * correction * max(0.0, 1.0 - done)
+
+    def seconds_now(self, spec: TrialSpec, *, done: float = 0.0) -> float:
+        """Return the same by what runs, too: for a display."""
+        correction = self._corrections.ratio_now(prediction_group(spec))
         return self._whole_s(spec) * correction * max(0.0, 1.0 - done)
 
     def observe(self, spec: TrialSpec, seconds: float) -> None:

@@ -70,16 +70,18 @@ def test_prediction_is_corrected_by_the_median_ratio():
     assert predictor.seconds(SPEC) == 30.0
 
 
-def test_trials_that_run_count_beside_finished_ones_and_only_while_they_run():
+def test_trials_that_run_count_for_the_display_and_only_while_they_run():
     predictor = RuntimePredictor({SPEC.trial_id: 10.0})
     predictor.observe_running([(SPEC, 40.0)])
-    assert predictor.seconds(SPEC) == 40.0
+    assert predictor.seconds_now(SPEC) == 40.0
+    assert predictor.seconds(SPEC) == 10.0
 
     predictor.observe(SPEC, 20.0)
-    assert predictor.seconds(SPEC) == 30.0
+    assert predictor.seconds_now(SPEC) == 30.0
+    assert predictor.seconds(SPEC) == 20.0
 
     predictor.observe_running([])
-    assert predictor.seconds(SPEC) == 20.0
+    assert predictor.seconds_now(SPEC) == 20.0
 
 
 def test_correction_does_not_build_on_itself():
