@@ -50,7 +50,7 @@ class FitControls:
     resamples: ArrayLike | None = None
     """(n_draws, n): how often each row occurs in each resample, in place of drawing them."""
     weights: ArrayLike | None = None
-    """(n,): how much each row counts in the objective; None is one each."""
+    """(n,), positive: how much each row counts in the objective; None is one each."""
     calibrate: bool = True
     """Whether percentiles of the draws are taken where they hold the truth at `level`
     (`analysis/fitting/interval_calibration.py`); False takes those at `level`."""
@@ -187,6 +187,8 @@ def _weighted(
     Without sigma the controls are as they were, and the latter NaN.
     """
     if sigma is None:
+        if controls.weights is not None:
+            numbers({"controls.weights": controls.weights}, "controls.weights")
         return controls, float("nan")
     if controls.weights is not None:
         raise ValueError("sigma: controls.weights are given, too; give one of the two")
@@ -327,6 +329,7 @@ def _with_numbers(
         levels = levels_for(fit.level, problem, found, drawn, data.labels[data.order])
     unit, draws = problem.y_unit, problem.unscale(drawn.theta)
     best = problem.unscale(found.theta[None, :])[0]
+    _check_kept(fit.law, best)
     objective = fit.objective_of
     absolute = objective.huber == 0 and objective.huber_scales is None
     names = fit.law.parameter_names
@@ -346,6 +349,17 @@ def _with_numbers(
         share_refused=drawn.share_refused,
         share_unsettled=drawn.share_unsettled,
     )
+
+
+def _check_kept(law: Law, parameters: Array) -> None:
+    """Raise unless parameters (p,) are where `fixed` and `bounds` keep them."""
+    for name, value in zip(law.parameter_names, parameters.tolist(), strict=True):
+        low, high = law.bounds.get(name, (value, value))
+        if not np.isclose(value, np.clip(value, low, high), rtol=1e-6, atol=1e-7):
+            raise ValueError(
+                f"{name}: given as {low:g}..{high:g}, but {value:g} after the fit; {law.name} must "
+                "name in `Parameter.coupled_to` what else its internal value depends on"
+            )
 
 
 def _with_warnings(sentence: str, warnings: Sequence[str]) -> str:
@@ -368,11 +382,15 @@ def _predict_held_out(
     )
     if not fit.usable:
         return None, f"not possible: the smaller runs alone are {fit.status} ({fit.sentence})"
+    # Weights are relative to a run of weight one, so its sigma counts as one.
+    fit = replace(fit, stated_sd=1.0)
     result = HoldOut(
         rows=np.flatnonzero(mask),
         places=data.places[mask],
         observed=data.y[mask],
-        prediction=fit.predict({k: v[mask] for k, v in data.inputs.items()}),
+        prediction=fit.predict(
+            {k: v[mask] for k, v in data.inputs.items()}, sigma=weights[mask] ** -0.5
+        ),
         n_fitted=int((~mask).sum()),
     )
     return result, ""

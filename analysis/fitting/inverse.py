@@ -1,8 +1,8 @@
 """Inverse of a fitted law: which size has a given outcome, all others held.
 
 The curve of every resample is followed along the size and read off where it first crosses the
-outcome (inverse regression; Draper and Smith 1998, section 3.2). Curves that never do so count as
-infinite, so an interval may have no upper end.
+outcome (inverse regression; Draper and Smith 1998, section 3.2). Curves that are beyond it from the
+beginning count as zero, those that never reach it as infinite. So an interval may lack either end.
 """
 
 from collections.abc import Mapping
@@ -41,8 +41,8 @@ def size_reaching(
         at: All other inputs, in their own units.
 
     Returns:
-        The size, low and high: infinite where no size on the way has that outcome, NaN for an
-        interval without draws.
+        The size, low and high: 0 where the first size on the way is beyond that outcome already,
+        infinite where none has it, NaN for an interval without draws.
 
     Raises:
         ValueError: If the fit has no numbers, or an input is missing or not the law's.
@@ -65,7 +65,7 @@ def size_reaching(
     best = float(crossings(fit.best[None, :], sizes)[0])
     around = sizes
     for _ in range(N_REFINED):
-        if not np.isfinite(best):
+        if not 0 < best < np.inf:
             break
         i = int(np.clip(np.searchsorted(around, best), 1, len(around) - 1))
         around = np.geomspace(around[i - 1], around[i], N_POINTS)
@@ -73,16 +73,19 @@ def size_reaching(
     if not len(fit.draws):
         return best, float("nan"), float("nan")
     # Between two infinite draws a percentile would be NaN.
-    logs = np.log(np.minimum(crossings(fit.draws, sizes), 1e300))
-    low, high = np.exp(percentile_interval(logs, level=fit.levels.curve)).tolist()
-    low, high = (float(end) if end < 1e299 else float("inf") for end in (low, high))
-    return best, low, high
+    logs = np.log(np.clip(crossings(fit.draws, sizes), 1e-300, 1e300))
+    ends = np.exp(percentile_interval(logs, level=fit.levels.curve))
+    # A percentile between a crossing and none lies outside the sizes followed.
+    ends[ends < sizes[0] * (1 - 1e-9)] = 0.0
+    ends[ends > sizes[-1] * (1 + 1e-9)] = np.inf
+    return best, float(ends[0]), float(ends[1])
 
 
 def _first_crossing(curves: Array, y: float, sizes: Array) -> Array:
-    """Return where each curve (k, m) first crosses y, linear in the log of the size; inf if never.
+    """Return where each curve (k, m) first crosses y, linear in the log of the size.
 
-    A curve that begins at y crosses it there.
+    A curve that begins at y crosses it there. One that never crosses y gives 0 if it leads away
+    from y at first, so that smaller sizes come closer, else inf.
     """
     above = curves > y
     crosses = above[:, 1:] != above[:, :-1]
@@ -93,4 +96,8 @@ def _first_crossing(curves: Array, y: float, sizes: Array) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         share = (y - before) / (after - before)
     found = np.exp(logs[i] + share * (logs[i + 1] - logs[i]))
-    return np.where(crosses.any(axis=1), found, np.where(curves[:, 0] == y, sizes[0], np.inf))
+    slopes = np.sign(np.diff(curves))
+    first_slope = slopes[row, (slopes != 0).argmax(axis=1)]
+    start = curves[:, 0]
+    without = np.where((first_slope != 0) & (first_slope == np.sign(start - y)), 0.0, np.inf)
+    return np.where(crosses.any(axis=1), found, np.where(start == y, sizes[0], without))

@@ -34,6 +34,9 @@ N_STARTS = 64
 _MOST_LOG = 690.0
 """Logarithm of the largest amplitude and outcome that are computed with."""
 
+_ROUNDING = 1e-9
+"""How far a bound may lie beyond a parameter's range, where it was meant to be its end."""
+
 _GIVEN = "the bound that was given, not the runs, decides it"
 
 
@@ -56,6 +59,9 @@ class Parameter:
     logarithms."""
     linear: bool = False
     """In the units of the outcome, and fitted as it is: the optimiser divides it by `y_unit`."""
+    coupled_to: tuple[str, ...] = ()
+    """Parameters that its internal value depends on besides itself: it can be fixed or bounded only
+    where they are fixed."""
 
 
 COMPUTE_FACTORS = ("params", "tokens", "n_active", "compute")
@@ -100,19 +106,28 @@ class Law(ABC):
         """Return this law with some parameters kept between bounds, in the units of the data.
 
         Raises:
-            ValueError: If there is no such parameter, or it cannot have such values.
+            ValueError: If there is no such parameter, or it cannot have such values, or those that
+                it is coupled to are not fixed.
         """
-        known = {p.name: p for p in self.parameters}
-        for name, (low, high) in bounds.items():
-            if name not in known:
-                names = ", ".join(known)
+        for name in bounds:
+            if name not in self.parameter_names:
+                names = ", ".join(self.parameter_names)
                 raise ValueError(f"bounds: {self.name} has no parameter {name}; it has {names}")
-            _check_bounds(known[name], low, high)
         kept = object.__new__(type(self))  # copy.copy gives a registered law back as it is
         vars(kept).update(vars(self))
         given = {name: (float(low), float(high)) for name, (low, high) in bounds.items()}
         kept.bounds = MappingProxyType({**self.bounds, **given})
+        _check_bounds(kept)
         return kept
+
+    def internal_bounds(self) -> Array:
+        """Return `bounds` in internal parameters, lowest and highest (2, p); NaN without bounds."""
+        given = np.ones((2, len(self.parameters)))
+        bounded = [name in self.bounds for name in self.parameter_names]
+        for i, name in enumerate(self.parameter_names):
+            given[:, i] = self.bounds.get(name, 1.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(bounded, np.sort(self.internal(given), axis=0), np.nan)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Pickle a law of `analysis/laws` by its name."""
@@ -254,25 +269,59 @@ class Law(ABC):
         return found
 
 
-def _check_bounds(parameter: Parameter, low: float, high: float) -> None:
-    """Raise unless low..high are values that a parameter can have."""
-    lowest, highest = parameter.lower, parameter.upper
-    if parameter.amplitude:
-        lowest, highest = 0.0, np.inf
-    elif parameter.log:
-        lowest, highest = np.exp(lowest), np.exp(highest)
-    within = lowest <= low <= high <= highest and not (parameter.amplitude and high == 0)
+def _check_bounds(law: Law) -> None:
+    """Raise unless the bounds of a law are values that its parameters can have."""
+    fixed = {name for name, (low, high) in law.bounds.items() if low == high}
+    internal = law.internal_bounds()
+    for i, p in enumerate(law.parameters):
+        if p.name not in law.bounds:
+            continue
+        if p.lower == p.upper and not p.amplitude:
+            raise ValueError(f"{p.name}: this {law.name} knows it already; leave it out")
+        free = [name for name in p.coupled_to if name not in fixed]
+        if free:
+            alone = [other.name for other in law.parameters if not other.coupled_to]
+            raise ValueError(
+                f"{p.name}: {law.name} can hold it only where {', '.join(free)} "
+                f"{'is' if len(free) == 1 else 'are'} fixed, too; add {', '.join(free)} to fixed, "
+                f"or hold one of {', '.join(alone)} instead"
+            )
+        ends = internal.copy()
+        ends[:, i] = (-np.inf, np.inf) if p.amplitude else (p.lower, p.upper)
+        with np.errstate(over="ignore", invalid="ignore"):
+            lowest, highest = sorted(law.external(ends)[:, i].tolist())
+        _check_range(p, law.bounds[p.name], internal[:, i], ends[:, i], (lowest, highest))
+
+
+def _check_range(
+    p: Parameter,
+    given: tuple[float, float],
+    internal: Array,
+    ends: Array,
+    allowed: tuple[float, float],
+) -> None:
+    """Raise unless given bounds, in internal values (2,) too, lie between a parameter's ends (2,).
+
+    `allowed` are the ends in the units of the data.
+    """
+    (low, high), (lowest, highest) = given, allowed
+    within = (
+        low <= high
+        and ends[0] - _ROUNDING <= internal[0]
+        and internal[1] <= ends[1] + _ROUNDING
+        and not (p.amplitude and (low < 0 or high == 0))
+    )
     if low == high or np.isnan([low, high]).all():
-        if not within or np.isinf(low):
-            allowed = f"from {lowest:g} to {highest:g}"
-            if parameter.amplitude:
-                allowed = "greater than 0"
+        if not within or not np.isfinite([low, *internal]).all():
+            words = f"from {lowest:g} to {highest:g}"
+            if (lowest, highest) == (0.0, np.inf) and (p.amplitude or p.log):
+                words = "greater than 0"
             elif np.isinf(highest):
-                allowed = "a finite number" if np.isinf(lowest) else f"at least {lowest:g}"
-            raise ValueError(f"{parameter.name}: must be {allowed} to be fixed, got {low:g}")
+                words = "a finite number" if np.isinf(lowest) else f"at least {lowest:g}"
+            raise ValueError(f"{p.name}: must be {words} to be fixed, got {low:g}")
     elif not within:
         raise ValueError(
-            f"{parameter.name}: bounds must be ascending and within {lowest:g}..{highest:g}, "
+            f"{p.name}: bounds must be ascending and within {lowest:g}..{highest:g}, "
             f"got {low:g}..{high:g}"
         )
 
@@ -375,7 +424,7 @@ class LawProblem:
         if moved:
             upper = np.where([p.amplitude for p in law.parameters], _MOST_LOG, upper)
         self.lower, self.upper = lower / self._units, upper / self._units
-        self._restrict(law.bounds)
+        self._restrict()
 
     def _centring_moves(self, names: Collection[str]) -> bool:
         """Return whether a parameter of these depends on where the features are centred."""
@@ -383,15 +432,15 @@ class LawProblem:
         moves = self.law.uncentre(ones, self._centre)[0] != 1.0
         return any(m and p.name in names for p, m in zip(self.law.parameters, moves, strict=True))
 
-    def _restrict(self, bounds: Mapping[str, tuple[float, float]]) -> None:
-        """Narrow `lower` and `upper` to bounds in the units of the data."""
-        for i, p in enumerate(self.law.parameters):
-            if p.name in bounds:
-                row = np.ones((2, len(self.lower)))
-                row[:, i] = bounds[p.name]
-                low, high = self.law.internal(row)[:, i] / self._units[i]
-                self.lower[i] = low if low == high else max(self.lower[i], low)
-                self.upper[i] = high if low == high else min(self.upper[i], high)
+    def _restrict(self) -> None:
+        """Narrow `lower` and `upper` to the bounds of the law."""
+        for i, (low, high) in enumerate((self.law.internal_bounds() / self._units).T):
+            if low == high or low > self.upper[i] or high < self.lower[i]:
+                # Where the runs alone would have the parameter elsewhere, what is given counts.
+                self.lower[i] = max(low, high - VANISHING) if np.isinf(low) else low
+                self.upper[i] = high
+            elif not np.isnan(low):
+                self.lower[i], self.upper[i] = max(self.lower[i], low), min(self.upper[i], high)
 
     def values(self, theta: Array) -> Array:
         """Return predictions (B, n), scaled as `y`."""
@@ -448,7 +497,7 @@ class LawProblem:
         ):
             if low == high:
                 continue
-            given = p.name in self.law.bounds and shown in self.law.bounds[p.name]
+            given = np.isclose(shown, self.law.bounds.get(p.name, ()), rtol=1e-9, atol=0.0).any()
             slack = 1e-9 * max(1.0, high - low if np.isfinite(high - low) else 1.0)
             if value <= low + slack:
                 phrases.append(

@@ -440,7 +440,9 @@ def _sentence(found: PartialFit, taken: pd.DataFrame, names: Sequence[str]) -> s
     if np.isfinite(found.answer.low[0]):
         words[0] += f" [{found.answer.low[0]:.5g}, {found.answer.high[0]:.5g}]"
     if found.answer.extrapolated[0]:
-        words[0] += f", an extrapolation by a factor of {found.answer.distance[0]:.2g}"
+        factor = found.answer.distance[0]
+        how_far = f"by a factor of {factor:.2g}" if np.isfinite(factor) else "to a size of 0"
+        words[0] += f", an extrapolation {how_far}"
     if found.could_be is not None and found.missing:
         low, high = found.could_be
         most = max(found.missing, key=lambda c: c.answer[1] - c.answer[0])

@@ -15,6 +15,7 @@ from the best. Of these, misfits (`LawFit.verdict`) are left out where another i
 """
 
 import importlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +30,7 @@ from analysis.fitting.hold_out import shared_hold_out
 from analysis.fitting.law import Law, as_law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit, LawPrediction
+from analysis.fitting.summary import given
 from analysis.loading.columns import HasTable, Runs, as_columns, column_of, names_of
 
 MOST_KEPT = 4
@@ -55,15 +57,15 @@ class LawChoice:
         """The fit of the chosen law."""
         return next(iter(self.fits.values()))
 
-    def predict(self, inputs: Mapping[str, ArrayLike]) -> LawPrediction:
+    def predict(
+        self, inputs: Mapping[str, ArrayLike], *, sigma: ArrayLike | None = None
+    ) -> LawPrediction:
         """Return the chosen law at `inputs` (n,), with intervals that hold the choice of the law.
 
         An interval reaches from the lowest to the highest end of the candidates that were kept.
-
-        Raises:
-            ValueError: If an input is missing or not positive.
+        Arguments and errors are those of `LawFit.predict`.
         """
-        each = [fit.predict(inputs) for fit in self.fits.values()]
+        each = [fit.predict(inputs, sigma=sigma) for fit in self.fits.values()]
         low, new_low = (np.min([getattr(p, n) for p in each], axis=0) for n in ("low", "new_low"))
         high, new_high = (
             np.max([getattr(p, n) for p in each], axis=0) for n in ("high", "new_high")
@@ -168,14 +170,33 @@ def _candidates(
     if np.min(np.asarray(runs[outcome], dtype=np.float64)) <= 0:
         chosen = [law for law in chosen if law.default_objective.residual == "value"]
     found: dict[str, tuple[Law, Objective | None]] = {}
-    for law in chosen:
-        found[law.name] = (law, None)
+    for name, law in _named(chosen).items():
+        found[name] = (law, None)
         if not one_objective and not law.default_objective.smooth:
             squares = Objective(residual=law.default_objective.residual, huber=None)
-            found[f"{law.name}, least squares"] = (law, squares)
+            found[f"{name}, least squares"] = (law, squares)
     if one_objective:
         found = {name: (law, None) for name, (law, _) in found.items()}
     return found
+
+
+def _named(laws: Sequence[Law]) -> dict[str, Law]:
+    """Return laws by name; those of one name by what was given of their parameters, or equation.
+
+    Raises:
+        ValueError: If two laws are the same in all of this.
+    """
+    names = [law.name for law in laws]
+    for details in ([given(law) for law in laws], [law.equation for law in laws]):
+        count = Counter(names)
+        names = [
+            f"{name}, {detail}" if detail and count[name] > 1 else name
+            for name, detail in zip(names, details, strict=True)
+        ]
+    twice = [name for name, n in Counter(names).items() if n > 1]
+    if twice:
+        raise ValueError(f"laws: {twice[0]} is given twice; leave one out, or compare them apart")
+    return dict(zip(names, laws, strict=True))
 
 
 def _has_inputs(law: Law, runs: Runs, columns: Mapping[str, str]) -> bool:
@@ -220,7 +241,7 @@ def _same_hold_out(
 def _held_out_errors(fit: LawFit) -> NDArray[np.float64]:
     """Return |predicted - observed| per held-out run (n,)."""
     assert fit.hold_out is not None
-    return np.abs(fit.hold_out.predicted - fit.hold_out.observed)
+    return np.abs(fit.hold_out.errors)
 
 
 def _as_good(errors: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
@@ -274,8 +295,12 @@ def compare_laws(
 ) -> tuple[pd.DataFrame, dict[str, LawFit]]:
     """Return one row per law, best hold-out first, and the fits by name.
 
+    Of laws of one name, the names say what was given of their parameters, or their equation.
     All laws predict the same runs, as in `choose_law`. Laws that cannot come last, without an
-    error; `hold_out_note` of their fits says why.
+    error; `hold_out_note` of their fits says why. Columns of the table are `hold_out_error` (mean
+    absolute error), `hold_out_rms` (root mean square) and `hold_out_bias` (mean; above 0 the law
+    promises too much). They are of log errors, or in the units of the outcome where a law is
+    fitted in them (`residual="value"`).
 
     Args:
         laws: Fitted to the same runs.
@@ -293,11 +318,14 @@ def compare_laws(
     runs = as_columns(runs)
     chosen = [as_law(law) for law in laws]
     options["hold_out"] = _same_hold_out([(law, None) for law in chosen], runs, **options)
-    fits = {law.name: fit_law(law, runs, **options) for law in chosen}
+    fits = {name: fit_law(law, runs, **options) for name, law in _named(chosen).items()}
     fits = {name: replace(fit, n_judged=len(fits)) for name, fit in fits.items()}
+    in_units = any(fit.objective_of.residual == "value" for fit in fits.values())
     rows = []
     for name, fit in fits.items():
-        held = fit.hold_out
+        errors = np.asarray([np.nan])
+        if fit.hold_out is not None:
+            errors = fit.hold_out.errors if in_units else fit.hold_out.log_errors
         aic, bic = information(fit)
         rows.append(
             {
@@ -305,9 +333,9 @@ def compare_laws(
                 "status": str(fit.status),
                 "n_free": fit.n_free,
                 "objective": fit.objective,
-                "hold_out_error": held.mean_absolute_log_error if held else np.nan,
-                "hold_out_rms": held.rms_log_error if held else np.nan,
-                "hold_out_bias": held.bias if held else np.nan,
+                "hold_out_error": float(np.abs(errors).mean()),
+                "hold_out_rms": float(np.sqrt(np.mean(errors**2))),
+                "hold_out_bias": float(errors.mean()),
                 "aic": aic,
                 "bic": bic,
                 "sentence": fit.sentence,

@@ -41,6 +41,8 @@ def profile_interval(
 ) -> ProfileInterval:
     """Return the profile-likelihood interval of a parameter, or of the outcome at given inputs.
 
+    That of a fixed parameter is its value, and that of a bounded one lies within its bounds.
+
     Args:
         fit: Least squares, of `analysis.fitting.fit_law.fit_law`.
         parameter: A parameter's name; or one value per input of the law, for the outcome there.
@@ -59,6 +61,13 @@ def profile_interval(
     if isinstance(parameter, str) and parameter not in fit.parameters:
         raise ValueError(f"parameter: no {parameter!r}; there are {', '.join(fit.parameters)}")
     problem = fit.problem()
+    given = -np.inf, np.inf
+    if isinstance(parameter, str):
+        i = fit.law.parameter_names.index(parameter)
+        given = fit.law.bounds.get(parameter, given)
+        if problem.lower[i] == problem.upper[i]:
+            known = fit.parameters[parameter]
+            return ProfileInterval(value=known, low=known, high=known, level=level)
     best = problem.scale(fit.best[None, :])
     number = _number(fit, problem, parameter)
     value = float(number(best)[0])
@@ -75,7 +84,7 @@ def profile_interval(
 
     ends = [_end(badness, value, side * step, limit) for side in (-1.0, 1.0)]
     transform = np.exp if _is_log(fit, parameter) else np.asarray
-    low, high = (float(transform(end)) for end in ends)
+    low, high = (float(np.clip(transform(end), *given)) for end in ends)
     return ProfileInterval(value=float(transform(value)), low=low, high=high, level=level)
 
 

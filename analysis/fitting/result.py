@@ -75,7 +75,8 @@ class LawPrediction(Band):
 
     inputs: Mapping[str, Array]
     distance: Array
-    """Largest factor by which an input lies outside the fitted runs; 1 inside."""
+    """Largest factor by which an input lies outside the fitted runs; 1 inside, inf for an input of
+    0 where no fitted run has 0."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,8 +108,13 @@ class HoldOut:
         return float(((low <= self.observed) & (self.observed <= high)).mean())
 
     @property
+    def errors(self) -> Array:
+        """Predicted - observed per run (n,), in the units of the outcome."""
+        return np.asarray(self.predicted - self.observed)
+
+    @property
     def log_errors(self) -> Array:
-        """ln(predicted) - ln(observed) per run."""
+        """ln(predicted) - ln(observed) per run (n,); NaN where either is negative."""
         return np.asarray(np.log(self.predicted) - np.log(self.observed))
 
     @property
@@ -300,14 +306,20 @@ class LawFit:
             raise ValueError(f"fit: no numbers to predict from ({self.status}); {self.sentence}")
         return np.asarray(list(self.parameters.values()), dtype=np.float64)
 
-    def predict(self, inputs: Mapping[str, ArrayLike] | ArrayLike) -> LawPrediction:
+    def predict(
+        self, inputs: Mapping[str, ArrayLike] | ArrayLike, *, sigma: ArrayLike | None = None
+    ) -> LawPrediction:
         """Return the law at `inputs` (n,) with its confidence band and the wider one of a new run.
 
         Args:
             inputs: By name; numbers alone for a law of one input.
+            sigma: (n,) or one number: standard deviations of the new runs, as `fit_law` took those
+                of the fitted ones. None: a run of weight one, whose standard deviation is
+                `stated_sd` where the fit was given sigma.
 
         Raises:
-            ValueError: If the fit has no numbers, or an input is missing or not positive.
+            ValueError: If the fit has no numbers, an input is missing or not positive, or sigma is
+                given to a fit without it.
         """
         at = self._inputs_at(inputs)
         y = self.law.evaluate(at, self.best)
@@ -316,6 +328,7 @@ class LawFit:
         new_low, new_high = prediction_band(
             curves,
             self.standardised,
+            scale=self._residual_scale(sigma, len(y)),
             n_free=self.n_free,
             level=self.levels.new_run,
             objective=self.objective_of,
@@ -327,7 +340,9 @@ class LawFit:
             for name in self.law.inputs:
                 seen = self.inputs[name]
                 beyond = np.maximum(at[name] / seen.max(), seen.min() / at[name])
-                distance = np.fmax(distance, np.where(at[name] == 0, 1.0, beyond))
+                # No factor leads from 0, or to it: it is inside only beside fitted runs of 0.
+                beyond[(at[name] == 0) & (seen.min() == 0)] = 1.0
+                distance = np.fmax(distance, beyond)
         return LawPrediction(
             inputs=at,
             y=y,
@@ -363,6 +378,17 @@ class LawFit:
                 )
         return inputs_of(self.law, given)
 
+    def _residual_scale(self, sigma: ArrayLike | None, n: int) -> Array:
+        """Return how large residuals of new runs (n,) are beside those of a run of weight one."""
+        if sigma is None:
+            return np.ones(n)
+        if not np.isfinite(self.stated_sd):
+            raise ValueError("sigma: the fit was made without it; give sigma to fit_law, too")
+        values = numbers({"sigma": np.atleast_1d(np.asarray(sigma))}, "sigma")
+        if len(values) not in (1, n):
+            raise ValueError(f"sigma: {len(values)} values for {n} runs; give one per run")
+        return np.broadcast_to(values / self.stated_sd, n)
+
     def _drawn_curves(self, at: Mapping[str, Array]) -> Array:
         """Return the law (n_draws, n) under the parameters of every draw."""
         if not len(self.draws):
@@ -372,7 +398,10 @@ class LawFit:
     def inverse(
         self, y: float, *, of: str | None = None, at: Mapping[str, float] | None = None
     ) -> tuple[float, float, float]:
-        """Return which size has the outcome y, as (size, low, high); inf where none has.
+        """Return which size has the outcome y, as (size, low, high).
+
+        Each is 0 where the law has passed y at the smallest size followed, a thousandth of the
+        smallest run's, and inf where no size up to a thousand times the largest has y.
 
         Args:
             y: Outcome to reach, in its own units.
@@ -442,7 +471,13 @@ def confidence_band(curves: Array, level: float) -> tuple[Array, Array]:
 
 
 def prediction_band(
-    curves: Array, residuals: Array, *, n_free: int, level: float, objective: Objective
+    curves: Array,
+    residuals: Array,
+    *,
+    scale: Array,
+    n_free: int,
+    level: float,
+    objective: Objective,
 ) -> tuple[Array, Array]:
     """Return where one new run would lie: resampled curves joined with resampled residuals.
 
@@ -451,6 +486,7 @@ def prediction_band(
     Args:
         curves: (k, m).
         residuals: Of the fit, all runs.
+        scale: (m,) how large residuals of the new runs are beside these.
         n_free: Fitted parameters.
         level: Of the interval.
         objective: That says what a residual is.
@@ -462,7 +498,7 @@ def prediction_band(
     spread = widened(residuals, n_free)
     picked = np.random.default_rng(0).choice(spread, size=(DRAWS_PER_CURVE * k, 1))
     repeated = np.tile(curves, (DRAWS_PER_CURVE, 1))
-    return confidence_band(objective.observed(repeated, picked), level)
+    return confidence_band(objective.observed(repeated, picked * scale), level)
 
 
 def inputs_of(

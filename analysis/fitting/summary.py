@@ -8,6 +8,7 @@ import pandas as pd
 from analysis.loading.columns import taken
 
 if TYPE_CHECKING:
+    from analysis.fitting.law import Law
     from analysis.fitting.result import LawFit
 
 WIDTH = 100
@@ -48,7 +49,7 @@ def _facts(fit: "LawFit") -> dict[str, str]:
     columns = taken(fit.columns)
     return {
         "source": fit.law.source,
-        **({"given": _given(fit)} if fit.law.bounds else {}),
+        **({"given": given(fit.law)} if fit.law.bounds else {}),
         "outcome": f"{fit.outcome}, {fit.n_points} runs of {fit.n_configurations} configurations",
         **({"columns": columns} if columns else {}),
         "objective": fit.objective_of.words + (", runs weighted" if weighted else ""),
@@ -58,11 +59,11 @@ def _facts(fit: "LawFit") -> dict[str, str]:
     }
 
 
-def _given(fit: "LawFit") -> str:
+def given(law: "Law") -> str:
     """Return what was known of the parameters."""
     return ", ".join(
         f"{name} = {low:g}" if low == high else f"{name} within {low:g}..{high:g}"
-        for name, (low, high) in fit.law.bounds.items()
+        for name, (low, high) in law.bounds.items()
     )
 
 

@@ -33,8 +33,8 @@ class Broken(Law):
         Parameter("c1", lower=-5.0, upper=20.0, start=(-0.5, 1.0)),
         Parameter(
             "d",
-            lower=-20.0,
-            upper=20.0,
+            lower=-np.inf,
+            upper=np.inf,
             log=True,
             at_lower="the break lies at or before the smallest run: none is seen",
             at_upper="the break lies at or beyond the largest run: none is seen",

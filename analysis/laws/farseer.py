@@ -47,14 +47,14 @@ class Farseer(Law):
     source = "Li et al. 2025, Predictable Scale II (Farseer)"
     inputs = ("params", "tokens")
     parameters = (
-        Parameter("S", lower=-60.0, upper=60.0),
-        Parameter("s", lower=-3.0, upper=3.0),
+        Parameter("S", lower=-60.0, upper=60.0, coupled_to=("s", "q")),
+        Parameter("s", lower=-3.0, upper=3.0, coupled_to=("q",)),
         Parameter("q", lower=-1.5, upper=1.5, start=(0.05, 0.8)),
-        Parameter("Q", lower=-60.0, upper=60.0),
-        Parameter("B", lower=-3.0, upper=3.0),
+        Parameter("Q", lower=-60.0, upper=60.0, coupled_to=("B", "b", "E", "A", "a")),
+        Parameter("B", lower=-3.0, upper=3.0, coupled_to=("b", "E", "A", "a")),
         Parameter("b", lower=-1.5, upper=1.5, start=(-0.6, -0.03)),
-        Parameter("E", lower=-6.0, upper=2.0, start=(-1.5, -0.5)),
-        Parameter("A", lower=-2.0, upper=2.0, start=(-0.3, 0.05)),
+        Parameter("E", lower=-6.0, upper=2.0, start=(-1.5, -0.5), coupled_to=("A", "a")),
+        Parameter("A", lower=-2.0, upper=2.0, start=(-0.3, 0.05), coupled_to=("a",)),
         Parameter("a", lower=-1.5, upper=1.5, start=(0.05, 0.6)),
     )
     example = MappingProxyType(

@@ -24,8 +24,18 @@ class Kaplan(Law):
     source = "Kaplan et al. 2020, equation 1.5"
     inputs = ("params", "tokens")
     parameters = (
-        Parameter("N_c", amplitude=True, at_lower="parameters never limit the loss in these runs"),
-        Parameter("D_c", amplitude=True, at_lower="tokens never limit the loss in these runs"),
+        Parameter(
+            "N_c",
+            amplitude=True,
+            at_lower="parameters never limit the loss in these runs",
+            coupled_to=("alpha_N",),
+        ),
+        Parameter(
+            "D_c",
+            amplitude=True,
+            at_lower="tokens never limit the loss in these runs",
+            coupled_to=("alpha_D",),
+        ),
         Parameter("alpha_N", lower=1e-3, upper=3.0, start=(0.02, 0.5)),
         Parameter("alpha_D", lower=1e-3, upper=3.0, start=(0.02, 0.5)),
     )

@@ -96,9 +96,13 @@ class Exponential(LinearScaleLaw):
         lowest = GAMMA_RANGE[0] if fixed_eps is None else KNOWN_GAMMA
         bend = "these runs do not show how the curve bends"
         self.parameters = (
-            Parameter("eps", lower=-level, upper=level, linear=True),
+            Parameter("eps", lower=-level, upper=level, linear=True, coupled_to=("k", "gamma")),
             Parameter(
-                "k", upper=np.inf, linear=True, at_lower="the outcome does not rise with the loss"
+                "k",
+                upper=np.inf,
+                linear=True,
+                at_lower="the outcome does not rise with the loss",
+                coupled_to=("gamma",),
             ),
             Parameter("gamma", lower=lowest, upper=GAMMA_RANGE[1], at_lower=bend, at_upper=bend),
         )
@@ -140,6 +144,14 @@ class Exponential(LinearScaleLaw):
         k = k * np.exp(-gamma * centre[0])
         level = eps - k if self.fixed_eps is None else np.zeros_like(eps)
         return np.column_stack([level, k * gamma, gamma])
+
+    def external(self, theta: Array) -> Array:
+        """Return eps, k and gamma of the level and slope at L = 0."""
+        return self.uncentred_external(theta, np.zeros(1))
+
+    def internal(self, parameters: Array) -> Array:
+        """The reverse of `external`."""
+        return self.centred_internal(parameters, np.zeros(1))
 
     def evaluate(self, inputs: Mapping[str, Array], parameters: Array) -> Array:
         """Return eps - k exp(-gamma L)."""

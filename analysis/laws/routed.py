@@ -39,6 +39,7 @@ SATURATION = (
         start=(2.0, 8.0),
         at_lower="experts have no effect in these runs",
         at_upper="no saturation with the number of experts is seen",
+        coupled_to=("E_start",),
     ),
 )
 """Internally ln E_start and ln(E_max / E_start)."""

@@ -97,8 +97,11 @@ class Saturating(LinearScaleLaw):
                 lower=lowest,
                 upper=highest,
                 at_upper="these runs do not show where accuracy levels off",
+                coupled_to=("floor",) if self.floor is None else (),
             ),
-            Parameter(middle, log=True, at_lower=outside, at_upper=outside),
+            Parameter(
+                middle, lower=-np.inf, upper=np.inf, log=True, at_lower=outside, at_upper=outside
+            ),
             Parameter(
                 "k",
                 lower=K_RANGE[0],
@@ -167,7 +170,7 @@ class Saturating(LinearScaleLaw):
         theta = np.array(parameters, dtype=np.float64)
         if self.floor is None:
             room = np.maximum(self._top - theta[:, 0], 1e-300)
-            theta[:, 1] = np.clip((theta[:, 1] - theta[:, 0]) / room, 0.0, 1.0)
+            theta[:, 1] = (theta[:, 1] - theta[:, 0]) / room
         theta[:, -2] = self._unplace(theta[:, -2])
         return theta
 

@@ -158,7 +158,15 @@ class Effective(Law):
             Parameter("E", amplitude=True, at_lower="these runs show no floor"),
             _ALPHA,
             _BETA,
-            Parameter("kappa", lower=-12.0, upper=9.0, log=True, start=(-4.0, 2.0), at_lower=none),
+            Parameter(
+                "kappa",
+                lower=-np.inf,
+                upper=np.inf,
+                log=True,
+                start=(-4.0, 2.0),
+                at_lower=none,
+                coupled_to=("tau",) if growing else (),
+            ),
             Parameter("rho", upper=3.0, start=(0.1, 1.2), at_lower=same),
             *(growth if growing else ()),
         )
@@ -174,6 +182,18 @@ class Effective(Law):
         has = features[3] > 0
         memory = float(features[2][has].mean()) if has.any() else 0.0
         return np.asarray([features[0].mean(), features[1].mean(), memory, 0.0])
+
+    def limits(self, features: Array, log_y: Array) -> tuple[Array, Array]:
+        """At the centre, memory is worth e^-12 to e^9 times the parameters.
+
+        kappa alone may be anything that amounts to this with some rho and tau.
+        """
+        lower, upper = super().limits(features, log_y)
+        minus_n, minus_d, memory, _ = np.round(self.centre(features), 9)  # 0 where centred
+        growth = 2.0 * abs(minus_d) if self._growing else 0.0
+        lower[5] = -12.0 - minus_n - upper[6] * memory - growth
+        upper[5] = 9.0 - minus_n + growth
+        return lower, upper
 
     def log_values(self, features: Array, theta: Array) -> Array:
         """Return the log-sum-exp of three terms."""

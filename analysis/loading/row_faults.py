@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from analysis.loading.column_names import words
+from analysis.loading.column_names import header, words
 
 OLD_ROW = "row (as it was)"
 SIZES = ("params", "tokens", "flops", "active_params", "total_params", "experts")
@@ -20,11 +20,27 @@ BAD_STATES = frozenset(
 """Of runs that are not finished, in lower case."""
 
 _MEASURED = re.compile(
-    r"loss|nll|entropy|bpb|bpc|per_byte|ppl|perplexity|acc|err|score|recall|second|time|hour|date"
-    r"|curve|grad|(as it was)",
-    re.IGNORECASE,
+    r"(loss|losses|nll|entropy|bpb|bpc|per_byte|ppl|perplexity|acc|accuracy|err|errors?|scores?"
+    r"|recall|secs?|seconds?|time|timestamp|hours?|curves?|grad|gradients?)\d*(_|$)"
+    r"|(^|_)(date|updated)(_|$)"
 )
-"""Columns that hold what came of a run, not what it was."""
+"""In a header (`column_names.header`) whose column holds what came of a run, not what it was: the
+end of a word, as in valloss. An update is no date."""
+
+_SETTING = re.compile(
+    r"(^|_)(accum|accumulate|accumulation|budget|checkpointing|clip|clipping|coef|coeff|coefficient"
+    r"|decay|fn|function|lambda|limit|mask|penalty|reduction|smoothing|threshold|type|warmup"
+    r"|weights?)(_|$)"
+    r"|^((router_)?z_loss|aux_loss|max_grad_norm)$"
+)
+"""In a header that names a measurement, but whose column says how the run was made: grad_clip."""
+
+
+def _is_measured(column: str) -> bool:
+    """Whether a column holds what came of a run. Columns that `columns=` replaced do not count."""
+    name = header(column)[0]
+    measured = _MEASURED.search(name) and not _SETTING.search(name)
+    return bool(measured) or column.endswith("(as it was)")
 
 
 def refuse_impossible(frame: pd.DataFrame, faults: dict[int, str]) -> None:
@@ -70,7 +86,7 @@ def refuse_repeated(frame: pd.DataFrame, faults: dict[int, str]) -> None:
         return
     # One run at one size twice, with different results: nobody can tell which is right.
     # What else differs makes two runs of it: a learning rate, under a name that is the model's.
-    key = [c for c in [*content, "run"] if c != "loss" and not _MEASURED.search(c)]
+    key = [c for c in [*content, "run"] if c != "loss" and not _is_measured(c)]
     rest = frame.loc[good & ~frame["row"].isin(list(faults)), key].astype(str)
     for i in rest.index[rest.duplicated(keep="first")]:
         first = int(rest.index[(rest == rest.loc[i]).all(axis=1)][0])

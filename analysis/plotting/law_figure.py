@@ -135,7 +135,7 @@ def law_series(
     if fit.hold_out is not None:
         mine = np.flatnonzero(chosen)
         inside = np.isin(fit.hold_out.rows, mine)
-        errors = np.expm1(-fit.hold_out.log_errors[inside])
+        errors = (fit.hold_out.observed / fit.hold_out.predicted)[inside] - 1
         held = np.searchsorted(mine, fit.hold_out.rows[inside]), errors
     return PanelSeries(
         x=x,

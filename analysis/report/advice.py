@@ -111,7 +111,7 @@ def _seeds(answer: SweepAnswer) -> list[str]:
         )
     open_ones = [d for d in held_equal if d.verdict == "not told apart"]
     for one in sorted(open_ones, key=lambda d: -abs(d.mean.value))[:MOST_NAMED]:
-        n = seeds_needed(one)
+        n = seeds_needed(one, n_open=answer.differences.n_open)
         low, high = one.mean.low, one.mean.high
         if n is None or low is None or high is None:
             continue
@@ -136,20 +136,23 @@ def _seeds(answer: SweepAnswer) -> list[str]:
     return sentences
 
 
-def seeds_needed(one: CostDifference) -> float | None:
+def seeds_needed(one: CostDifference, *, n_open: int) -> float | None:
     """Return the seeds at which the difference would be told apart, if no configuration had fewer.
 
     Counted up to one more than `MOST_SEEDS`; infinite where the error of the interpolation alone
     hides the difference. None where nothing says how much seeds differ.
+
+    Args:
+        one: Not told apart now.
+        n_open: Comparisons that are not, this one included. Holm's procedure multiplies the
+            smallest p-value among them by their number; the others are taken as they are.
     """
-    p = one.mean.p
-    if p is None or one.mean.value == 0:
+    if one.mean.p is None or one.mean.value == 0:
         return None
-    correction = 1.0 if one.p_holm is None or p == 0 else one.p_holm / p
 
     def told_apart_with(n: float) -> bool:
         then = p_value_with_seeds(one.mean, n)
-        return then is not None and then * correction <= 1 - one.level
+        return then is not None and then * n_open <= 1 - one.level
 
     if not told_apart_with(math.inf):
         return math.inf

@@ -15,7 +15,10 @@ def laws_table(laws: Mapping[str, Any]) -> Table:
     """Return one row per fit: of `fit_law`, `fit_chain`, `fit_isoflop` or `fit_envelope`."""
     rows = [(title, *row) for title, fit in laws.items() for row in _law_rows(fit)]
     headings = ("fit", "numbers", "status", "verdict", "hold-out", "what they mean")
-    note = "hold-out: mean |log error| of the largest runs, predicted from the rest"
+    note = (
+        "hold-out: mean |log error| of the largest runs, predicted from the rest; "
+        "absolute: in the units of the outcome, as the law was fitted"
+    )
     return Table(
         title="Laws",
         columns=headings,
@@ -28,8 +31,7 @@ def laws_table(laws: Mapping[str, Any]) -> Table:
 def _law_rows(fit: Any) -> list[tuple[str, ...]]:
     """Return numbers, status, verdict, hold-out and sentences of every part of a fit."""
     if isinstance(fit, LawFit):
-        held = "–" if fit.hold_out is None else f"{fit.hold_out.mean_absolute_log_error:.2%}"
-        return [_row(f"{fit.law.name}: {parameters(fit)}", fit, fit.verdict, held)]
+        return [_row(f"{fit.law.name}: {parameters(fit)}", fit, fit.verdict, _held_out_error(fit))]
     if isinstance(fit, TwoStageFit):
         link = fit.to_outcome
         return [*_law_rows(fit.to_loss), _row(parameters(link), link, fit.verdict)]
@@ -37,6 +39,15 @@ def _law_rows(fit: Any) -> list[tuple[str, ...]]:
         lines = [_row(_optimum(line), line, fit.verdict) for line in fit.lines.values()]
         return [*lines, *_law_rows(fit.parametric)]
     return [_row(_optimum(fit), fit)]
+
+
+def _held_out_error(fit: LawFit) -> str:
+    """Return the mean error of the held-out runs, as a share or in the units of the outcome."""
+    if fit.hold_out is None:
+        return "–"
+    if fit.objective_of.residual == "value":
+        return f"{number(float(abs(fit.hold_out.errors).mean()))} absolute"
+    return f"{fit.hold_out.mean_absolute_log_error:.2%}"
 
 
 def _row(

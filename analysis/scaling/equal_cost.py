@@ -111,6 +111,11 @@ class EqualCost:
         """Number of comparisons that p-values are corrected for."""
         return sum(d.p_holm is not None for d in self.differences)
 
+    @property
+    def n_open(self) -> int:
+        """Number of those that are not told apart."""
+        return sum(d.verdict == "not told apart" for d in self.differences)
+
 
 def equal_cost(
     table: pd.DataFrame,

@@ -9,6 +9,7 @@ from analysis.fitting.result import FitStatus
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED
 from analysis.laws.power import POWER, PowerLaw
+from analysis.laws.sparse import EFFECTIVE
 
 
 def runs(n=40, noise=0.01, seed=0):
@@ -192,6 +193,23 @@ def test_predictions_say_how_far_they_extrapolate():
 
     assert at.extrapolated.tolist() == [False, True]
     assert at.distance == pytest.approx([1, 8])
+
+
+@pytest.mark.parametrize(("smallest", "distance"), [(0.0, [1, 1]), (1e8, [np.inf, 100])])
+def test_no_memory_is_an_extrapolation_from_runs_that_all_have_some(smallest, distance):
+    N, M, D = (
+        v.ravel()
+        for v in np.meshgrid(
+            [1e7, 3e7, 1e8, 3e8], [smallest, 1e8, 4e8, 1.6e9], [1e9, 4e9, 1.6e10], indexing="ij"
+        )
+    )
+    loss = 1.8 + 400 * (N + 0.3 * M**0.9) ** -0.34 + 1000 * D**-0.35
+    fit = quick({"n_active": N, "n_memory": M, "tokens": D, "loss": loss}, law=EFFECTIVE)
+
+    at = fit.predict({"n_active": [3e7, 3e7], "n_memory": [0.0, 1e6], "tokens": [4e9, 4e9]})
+
+    assert at.distance == pytest.approx(distance)
+    assert at.extrapolated.tolist() == [d > 1 for d in distance]
 
 
 def test_the_largest_runs_are_held_out():

@@ -5,6 +5,7 @@ Oracles: scipy's curve_fit and least_squares, and closed forms.
 
 import math
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,17 @@ from scipy import optimize
 
 from analysis.fitting.fit_file import load_fit
 from analysis.fitting.fit_law import FitControls, fit_law
+from analysis.fitting.inverse import REACH, _first_crossing
 from analysis.fitting.objective import SQUARED_ERROR, SQUARES, Objective
 from analysis.fitting.profile_likelihood import profile_interval
 from analysis.fitting.synthetic import make_runs
+from analysis.laws.broken import BROKEN
 from analysis.laws.chinchilla import CHINCHILLA
+from analysis.laws.kaplan import KAPLAN, Kaplan
+from analysis.laws.loss_to_accuracy import Exponential, Sigmoid
 from analysis.laws.power import POWER, PowerLaw
+from analysis.laws.saturating import Saturating
+from analysis.laws.sparse import EFFECTIVE
 
 
 def curve(noise=0.02, n=14):
@@ -64,6 +71,51 @@ def test_noise_that_is_known_to_be_uneven_is_not_held_against_the_law():
 
     assert blind.numbers["p_spread"] < 0.01
     assert told.numbers["p_spread"] > 0.05
+
+
+def uneven(seed, n=64):
+    """Runs of which the largest have ten times the noise."""
+    runs = make_runs(CHINCHILLA, n, noise=0.0)
+    compute = runs["params"] * runs["tokens"]
+    runs["sd"] = np.where(compute >= np.quantile(compute, 0.75), 0.02, 0.002)
+    noise = np.random.default_rng(seed).standard_normal(n)
+    return runs | {"loss": runs["loss"] * np.exp(runs["sd"] * noise)}
+
+
+def test_held_out_runs_are_as_far_off_as_their_own_sigma():
+    options = {"objective": SQUARES, "n_draws": 100}
+
+    fits = [fit_law(CHINCHILLA, uneven(s), sigma="sd", **options) for s in range(3)]
+
+    for fit in fits:
+        assert not fit.verdict.is_misfit
+        # Noise alone makes it about a half.
+        assert 0.2 < fit.verdict.numbers["hold_out_ratio"] < 1.0
+    assert np.mean([fit.hold_out.covered for fit in fits]) > 0.8
+    # The scale of sigma does not matter: the residuals say how large the noise is.
+    table = uneven(0)
+    scaled = fit_law(CHINCHILLA, table | {"sd": 5 * table["sd"]}, sigma="sd", **options)
+    ratio = fits[0].verdict.numbers["hold_out_ratio"]
+    assert scaled.verdict.numbers["hold_out_ratio"] == pytest.approx(ratio, rel=1e-3)
+
+
+def test_the_band_of_a_new_run_is_as_wide_as_its_sigma():
+    fit = fit_law(
+        CHINCHILLA, uneven(0, n=200), sigma="sd", objective=SQUARES, n_draws=100, hold_out=False
+    )
+    place = {"params": np.full(2, 1e8), "tokens": np.full(2, 1e10)}
+
+    at = fit.predict(place, sigma=[0.02, 0.002])
+
+    half = np.log(at.new_high / at.new_low) / 2
+    np.testing.assert_allclose(half, [1.96 * 0.02, 1.96 * 0.002], rtol=0.3)
+    plain, of_one = fit.predict(place), fit.predict(place, sigma=fit.stated_sd)
+    np.testing.assert_allclose(of_one.new_high, plain.new_high, rtol=1e-12)
+    np.testing.assert_array_equal(at.low, plain.low)
+    with pytest.raises(ValueError, match="sigma: 3 values for 2 runs"):
+        fit.predict(place, sigma=[0.1, 0.1, 0.1])
+    with pytest.raises(ValueError, match="sigma: the fit was made without it; give sigma to fit_l"):
+        quick(CHINCHILLA, uneven(0)).predict(place, sigma=0.1)
 
 
 @pytest.mark.parametrize("name", ["E", "A", "beta"])
@@ -129,6 +181,83 @@ def test_intervals_keep_to_what_was_given(tmp_path):
         assert str(again.verdict) == str(fit.verdict)
 
 
+X, LOSS = np.geomspace(1e5, 1e8, 16), np.linspace(2, 4.5, 16)
+"""Sizes, and losses, of runs on a curve of accuracy or error."""
+SHAPE = {"x0": 2e6, "k": 1.2}
+LEVELS = {"floor": 0.25, "ceiling": 0.9}
+BEND = {"eps": 0.85, "k": 2.1, "gamma": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("law", "known"),
+    [
+        (Saturating(floor=0.25), {"ceiling": 0.9} | SHAPE),
+        (Saturating(floor=None), LEVELS | SHAPE),
+        (Sigmoid(chance=0.25), {"ceiling": 0.9, "L0": 2.9, "k": 3.0}),
+        (Sigmoid(chance=None), LEVELS | {"L0": 2.9, "k": 3.0}),
+        (Exponential(), BEND),
+        (Exponential(fixed_eps=0.85), BEND),
+        (PowerLaw(), {"E": 1.7, "A": 400.0, "alpha": 0.35}),
+        (BROKEN, {"a": 0.3, "b": 40.0, "c0": 0.1, "c1": 0.35, "d": 3e6, "f": 0.4}),
+    ],
+    ids=lambda law: getattr(law, "equation", ""),
+)
+def test_a_curve_holds_what_it_does_not_refuse(law, known):
+    inputs = {law.inputs[0]: LOSS if law.inputs == ("loss",) else X}
+    y = law.evaluate(inputs, np.asarray([known[name] for name in law.parameter_names]))
+    for p in law.parameters:
+        value = known[p.name]
+        ends = sorted((0.97 * value, 0.99 * value))
+        if p.lower == p.upper:
+            with pytest.raises(ValueError, match="knows it already"):
+                quick(law, inputs | {"y": y}, outcome="y", fixed={p.name: value})
+            continue
+        if p.coupled_to:
+            with pytest.raises(ValueError, match=f"{p.name}: .* only where .* fixed, too"):
+                quick(law, inputs | {"y": y}, outcome="y", bounds={p.name: ends})
+        others = {n: known[n] for n in p.coupled_to}
+
+        held = quick(law, inputs | {"y": y}, outcome="y", fixed={p.name: value} | others)
+        kept = quick(law, inputs | {"y": y}, outcome="y", bounds={p.name: ends}, fixed=others)
+
+        assert dict(held.parameters) == pytest.approx(known, rel=1e-4), p.name
+        assert kept.parameters[p.name] == pytest.approx(ends[value > 0], rel=1e-9)
+        assert "the bound that was given" in kept.sentence
+
+
+def test_a_value_far_from_the_runs_is_held_all_the_same():
+    # A free half-way point lies within a thousandfold of the runs.
+    runs = {"x": X, "y": Saturating().evaluate({"x": X}, np.asarray([0.9, 1e13, 0.5]))}
+
+    fixed = quick(Saturating(), runs, outcome="y", fixed={"x0": 1e13})
+    bounded = quick(Saturating(), runs, outcome="y", bounds={"x0": (1e13, 1e14)})
+    tiny = quick(POWER, make_runs(POWER, 20, noise=0.01), bounds={"E": (1e-40, 1e-30)})
+    none = quick(POWER, make_runs(POWER, 20, noise=0.01), bounds={"E": (0, 1e-30)})
+
+    assert fixed.parameters == pytest.approx({"ceiling": 0.9, "x0": 1e13, "k": 0.5}, rel=1e-3)
+    assert 1e13 * (1 - 1e-9) <= bounded.parameters["x0"] <= 1e14
+    assert 1e-40 <= tiny.parameters["E"] <= 1e-30 * (1 + 1e-9)
+    assert 0 <= none.parameters["E"] <= 1e-30 * (1 + 1e-9)
+
+
+def test_a_law_that_does_not_name_what_it_couples_is_found_out():
+    class Undeclared(Kaplan):
+        parameters = tuple(replace(p, coupled_to=()) for p in Kaplan.parameters)
+
+    with pytest.raises(ValueError, match=r"N_c: given as 6\.4e\+13\.\.6\.4e\+13, but"):
+        quick(Undeclared(), make_runs(KAPLAN, 20, noise=0.01), fixed={"N_c": 6.4e13})
+
+
+def test_a_worth_of_memory_far_from_one_is_found_with_another_parameter_held():
+    law = EFFECTIVE
+    truth = dict(law.example) | {"kappa": 3e6, "rho": 0.1}
+    runs = make_runs(law, 60, noise=0.0, parameters=truth)
+
+    fit = quick(law, runs, objective=SQUARES, fixed={"A": truth["A"]})
+
+    assert dict(fit.parameters) == pytest.approx(truth, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -145,6 +274,10 @@ def test_intervals_keep_to_what_was_given(tmp_path):
         (
             {"sigma": np.ones(20), "controls": FitControls(weights=np.ones(20))},
             "controls.weights are given, too",
+        ),
+        (
+            {"controls": FitControls(weights=np.arange(20))},
+            "controls.weights, row 0: must be positive",
         ),
     ],
 )
@@ -198,6 +331,48 @@ def test_a_loss_below_the_floor_has_no_size():
 
     assert size == np.inf
     assert np.isnan([low, high]).all()
+
+
+@pytest.mark.parametrize("factor", [0.9, 0.99, 1.01, 1.2])
+def test_a_loss_that_the_smallest_size_beats_already_takes_no_size(factor):
+    """Of a law of one size `x_reaching` inverts the draws in closed form."""
+    x = np.geomspace(1e8, 1e9, 12)
+    noise = np.exp(0.01 * np.random.default_rng(0).standard_normal(12))
+    fit = fit_law(PowerLaw(), {"x": x, "loss": (1.8 + 400 * x**-0.34) * noise}, n_draws=200)
+    highest = float(fit.predict(x.min() / REACH).y[0])
+
+    size, low, high = fit.inverse(factor * highest)
+
+    closed = fit.x_reaching(factor * highest)
+    assert low == closed[1] == 0.0
+    assert 0.0 < high < np.inf
+    assert high == pytest.approx(closed[2], rel=1e-3)
+    assert size == pytest.approx(closed[0] if factor < 1 else 0.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("curve", "y", "expected"),
+    [
+        ([4.0, 3.0, 2.0], 5.0, 0.0),
+        ([4.0, 3.0, 2.0], 1.0, np.inf),
+        ([0.2, 0.3, 0.4], 0.1, 0.0),
+        ([0.2, 0.3, 0.4], 0.5, np.inf),
+        ([4.0, 2.0, 4.5], 1.0, np.inf),
+        ([4.0, 2.0, 4.5], 5.0, 0.0),
+        ([2.0, 2.0, 2.0], 3.0, np.inf),
+        ([4.0, 3.0, 2.0], 4.0, 1.0),
+        ([4.0, 3.0, 2.0], 3.5, 10.0),
+    ],
+)
+def test_where_a_curve_that_never_crosses_would_is_its_slope_at_the_start(curve, y, expected):
+    found = _first_crossing(np.asarray([curve]), y, np.asarray([1.0, 100.0, 1e4]))
+
+    assert found == pytest.approx(expected)
+
+
+def test_what_cannot_be_inverted_is_named():
+    fit = fit_law("chinchilla", make_runs(CHINCHILLA, 40, noise=0.003), n_draws=0)
+
     with pytest.raises(ValueError, match="of: say which of params, tokens"):
         fit.inverse(2.4)
     with pytest.raises(ValueError, match="at: must give tokens, got nothing"):

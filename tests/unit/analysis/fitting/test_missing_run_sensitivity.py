@@ -215,6 +215,16 @@ def test_other_laws_work_too():
     assert len(found.missing) == 2
 
 
+def test_an_answer_without_memory_is_an_extrapolation_from_runs_that_have_some():
+    table = pd.DataFrame(make_runs(JOINT_SHARED, 60, noise=0.004))
+    some = table[table["n_memory"] > 0]
+
+    at = {"n_active": 1e8, "n_memory": 0.0, "tokens": 1e10}
+    found = fit_partial(JOINT_SHARED, some, at=at, n_draws=0)
+
+    assert ", an extrapolation to a size of 0" in found.sentence
+
+
 def test_an_accuracy_of_zero_is_an_outcome():
     x = np.geomspace(1e6, 1e9, 12)
     y = np.clip(0.9 / (1 + (1e8 / x) ** 1.2) + np.random.default_rng(0).normal(0, 0.002, 12), 0, 1)

@@ -4,10 +4,12 @@ import pytest
 from analysis.fitting import model_selection
 from analysis.fitting.model_selection import choose_law, compare_laws
 from analysis.fitting.objective import SQUARES, Objective
-from analysis.fitting.synthetic import make_runs
+from analysis.fitting.synthetic import make_inputs, make_runs
 from analysis.laws.chinchilla import CHINCHILLA, CHINCHILLA_TIED
 from analysis.laws.kaplan import KAPLAN
+from analysis.laws.saturating import Saturating
 from analysis.laws.sparse import EFFECTIVE, INTERACTION, JOINT
+from analysis.laws.vocabulary import VOCABULARY
 
 
 def test_the_true_law_predicts_the_largest_runs_best():
@@ -44,6 +46,33 @@ def test_a_robust_fit_has_no_likelihood():
     )
 
     assert np.isnan(table["aic"].iloc[0])
+
+
+def test_negative_outcomes_are_ranked_in_their_own_units():
+    inputs = make_inputs(VOCABULARY, 60)
+    truth = np.asarray([VOCABULARY.example[name] for name in VOCABULARY.parameter_names])
+    noise = 0.002 * np.random.default_rng(0).standard_normal(60)
+    runs = inputs | {"loss": VOCABULARY.evaluate(inputs, truth) - 6 + noise}
+    assert runs["loss"].max() < 0
+
+    table, fits = compare_laws([VOCABULARY], runs, n_draws=0)
+
+    errors = fits["vocabulary"].hold_out.predicted - fits["vocabulary"].hold_out.observed
+    (row,) = table.to_dict(orient="records")
+    assert 0 < row["hold_out_error"] == pytest.approx(np.abs(errors).mean())
+    assert row["hold_out_rms"] == pytest.approx(np.sqrt((errors**2).mean()))
+    assert row["hold_out_bias"] == pytest.approx(errors.mean())
+
+
+def test_laws_of_different_residuals_are_ranked_in_one_unit():
+    runs = of_chinchilla(5, 4) | {"vocabulary": np.tile([8e3, 3.2e4], 10)}
+    runs["characters"] = 4 * runs["tokens"]
+
+    table, fits = compare_laws([VOCABULARY, "chinchilla"], runs, n_draws=0)
+
+    for _, row in table.iterrows():
+        held = fits[row["law"]].hold_out
+        assert row["hold_out_error"] == pytest.approx(np.abs(held.errors).mean())
 
 
 def test_a_law_without_numbers_comes_last():
@@ -184,3 +213,24 @@ def test_no_law_for_a_table_says_which_columns_it_has():
 
     with pytest.raises(ValueError, match="no candidate predicts held-out runs"):
         choose_law(make_runs(CHINCHILLA, 4, noise=0), ["chinchilla"])
+
+
+def test_laws_of_one_name_are_told_apart():
+    runs = make_runs(CHINCHILLA, 30, noise=0.001)
+    laws = ["chinchilla", CHINCHILLA.within({"alpha": (0.5, 0.5), "beta": (0.1, 0.5)})]
+    bounded = "chinchilla, alpha = 0.5, beta within 0.1..0.5"
+
+    table, fits = compare_laws(laws, runs, n_draws=0)
+    choice = choose_law(runs, laws, n_draws=0)
+
+    assert table["law"].tolist() == list(fits) == ["chinchilla", bounded]
+    assert table["n_free"].tolist() == [5, 4]
+    assert set(choice.table["candidate"]) == {
+        name + more for name in ("chinchilla", bounded) for more in ("", ", least squares")
+    }
+    curves = {"x": runs["params"], "y": 0.9 / (1 + (1e9 / runs["params"]))}
+    levels = [Saturating(), Saturating(floor=None)]
+    table, _ = compare_laws(levels, curves, outcome="y", n_draws=0)
+    assert set(table["law"]) == {f"saturating, {law.equation}" for law in levels}
+    with pytest.raises(ValueError, match="^laws: chinchilla, .* is given twice; leave one out"):
+        compare_laws(["chinchilla", "chinchilla"], runs, n_draws=0)

@@ -49,6 +49,20 @@ def test_a_higher_level_is_wider(fit):
     assert wider.high > interval.high
 
 
+def test_a_profile_keeps_to_what_was_given(fit):
+    known = {"objective": SQUARES, "n_draws": 0, "hold_out": False}
+    held = profile_interval(fit_law(POWER, RUNS, fixed={"alpha": 0.35}, **known), "alpha")
+    bounds = {"alpha": (0.35, 0.36)}
+    kept = profile_interval(fit_law(POWER, RUNS, bounds=bounds, **known), "alpha")
+
+    assert (held.low, held.value, held.high) == (0.35, 0.35, 0.35)
+    assert (kept.low, kept.high) == (0.35, 0.36)
+    # Within its bounds a profile is that of the free fit.
+    wide = fit_law(POWER, RUNS, bounds={"alpha": (0.1, 1.0)}, **known)
+    free = profile_interval(fit, "alpha")
+    assert profile_interval(wide, "alpha").low == pytest.approx(free.low, rel=1e-4)
+
+
 def test_what_has_no_profile(fit):
     with pytest.raises(ValueError, match="needs least squares"):
         profile_interval(fit_law(POWER, RUNS, n_draws=0, hold_out=False), "alpha")

@@ -99,6 +99,40 @@ def test_known_coefficients_come_back_without_noise(law):
 
 
 @every_law
+def test_internal_values_depend_on_what_the_law_declares(law):
+    place = {name: i for i, name in enumerate(law.parameter_names)}
+    before = law.internal(truth(law))[0]
+
+    for p in law.parameters:
+        for name in place.keys() - {p.name, *p.coupled_to}:
+            moved = truth(law)
+            moved[0, place[name]] *= 1.1
+            after = law.internal(moved)[0]
+            assert after[place[p.name]] == pytest.approx(before[place[p.name]], rel=1e-12), name
+
+
+@every_law_in_its_time
+def test_a_parameter_is_held_at_the_truth_or_not_at_all(law):
+    runs = make_runs(law, 60, noise=0)
+    of_value = law.default_objective.residual == "value"
+    options = {
+        "objective": law.default_objective if of_value else SQUARES,
+        "n_draws": 0,
+        "hold_out": False,
+    }
+    for p in law.parameters:
+        if p.coupled_to:
+            with pytest.raises(ValueError, match=f"^{p.name}: {law.name} can hold it only where"):
+                fit_law(law, runs, fixed={p.name: law.example[p.name]}, **options)
+
+        known = {name: law.example[name] for name in (p.name, *p.coupled_to)}
+        fit = fit_law(law, runs, fixed=known, **options)
+
+        assert fit.status is FitStatus.CONVERGED, (p.name, fit.sentence)
+        np.testing.assert_allclose(list(fit.parameters.values()), truth(law)[0], rtol=1e-5)
+
+
+@every_law
 def test_no_random_point_nearby_is_better(law):
     fit = fitted(law)
     problem = fit.problem()

@@ -9,6 +9,7 @@ from analysis.fitting.fit_law import fit_law
 from analysis.fitting.synthetic import make_runs
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.power import POWER
+from analysis.loading.column_names import words
 from analysis.scaling.series_curves import CURVE_SPECS
 
 MESSY = """\
@@ -269,6 +270,33 @@ def test_runs_of_one_name_with_other_settings_are_no_duplicates():
     assert (
         repeated.excluded["reason"].str.startswith("duplicate: run mlp stands in row 0").sum() == 5
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    words(
+        "grad_clip grad_accum gradient_accumulation_steps max_grad_norm loss_weight z_loss "
+        "aux_loss loss_type warmup_updates accelerator train.grad_clip weightDecay entropyCoef"
+    ),
+)
+def test_settings_named_like_measurements_tell_runs_of_one_name_apart(name):
+    frame = table(6).assign(run=["70M"] * 3 + ["160M"] * 3, params=[7e7] * 3 + [1.6e8] * 3)
+    frame = frame.assign(tokens=2e9, **{name: [0.1, 0.2, 0.3] * 2})
+
+    assert len(analysis.load(frame).table) == 6
+
+
+@pytest.mark.parametrize(
+    "name",
+    words(
+        "grad_norm train/loss valloss trainLoss acc1 top1_acc hellaswag_acc_norm step_time runtime "
+        "train_seconds updated_at date bits_per_byte train/z_loss eval/CrossEntropyLoss gpu_hours"
+    ),
+)
+def test_measurements_do_not(name):
+    frame = table(6).assign(run="mlp", params=1e8, tokens=2e9, **{name: np.arange(6) / 7})
+
+    assert len(analysis.load(frame).table) == 1
 
 
 def test_a_flagship_beside_small_runs_is_no_mixed_unit():

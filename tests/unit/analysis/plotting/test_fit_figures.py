@@ -10,7 +10,7 @@ from matplotlib.text import Text
 
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.objective import SQUARES
-from analysis.fitting.synthetic import make_runs
+from analysis.fitting.synthetic import make_inputs, make_runs
 from analysis.fitting.two_stage import fit_chain
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.kaplan import KAPLAN
@@ -18,6 +18,7 @@ from analysis.laws.loss_to_accuracy import Sigmoid
 from analysis.laws.power import PowerLaw
 from analysis.laws.shared_coefficients import SharedCoefficients
 from analysis.laws.sparse import JOINT_SHARED
+from analysis.laws.vocabulary import VOCABULARY
 from analysis.plotting.canvas import image
 from analysis.plotting.chain_figure import chain_figure
 from analysis.plotting.draw import draw
@@ -135,6 +136,17 @@ def test_held_out_runs_are_crosses(figure, dense):
         crosses.get_xdata(), dense.inputs["params"][dense.hold_out.rows], rtol=1e-12
     )
     errors = dense.hold_out.observed / dense.hold_out.predicted - 1
+    np.testing.assert_allclose(crosses.get_ydata(), errors, rtol=1e-9)
+
+
+def test_held_out_runs_of_negative_outcomes_are_drawn():
+    inputs = make_inputs(VOCABULARY, 40)
+    truth = np.asarray([VOCABULARY.example[name] for name in VOCABULARY.parameter_names])
+    fit = fit_law(VOCABULARY, inputs | {"loss": VOCABULARY.evaluate(inputs, truth) - 6}, n_draws=0)
+
+    crosses = next(line for line in law_figure(fit).axes[3].lines if line.get_marker() == "x")
+
+    errors = fit.hold_out.observed / fit.hold_out.predicted - 1
     np.testing.assert_allclose(crosses.get_ydata(), errors, rtol=1e-9)
 
 

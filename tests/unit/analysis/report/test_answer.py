@@ -9,7 +9,8 @@ import pytest
 from scipy import stats
 
 import analysis
-from analysis.fitting.bootstrap import contrast_of_means
+from analysis.fitting.bootstrap import contrast_of_means, p_value_with_seeds
+from analysis.fitting.multiple_comparisons import holm
 from analysis.fitting.verdict import FitVerdict, VerdictStatus
 from analysis.report.advice import advice, seeds_needed
 from analysis.report.answer import AnswerStatus, sweep_answer
@@ -63,7 +64,9 @@ def test_without_a_difference_it_is_open_and_says_how_many_seeds_would_tell(synt
     assert found.status is AnswerStatus.OPEN
     assert "memory_plus and dense are not told apart" in found.sentences[0]
     (needed,) = {
-        seeds_needed(d) for d in found.differences.differences if d.measure.name == "flops"
+        seeds_needed(d, n_open=found.differences.n_open)
+        for d in found.differences.differences
+        if d.measure.name == "flops"
     }
     words = advice(found, fits, NO_LAWS, sweep="s")
     assert f"about {needed} seeds or more of each configuration" in words[0]
@@ -86,7 +89,7 @@ def test_seeds_are_those_at_which_welchs_test_tells_the_means_apart(spread, need
         largest_amount=1e9,
     )
 
-    assert seeds_needed(difference) == needed
+    assert seeds_needed(difference, n_open=1) == needed
     # By scipy, of n seeds with means and spreads as they are.
     sd = spread * math.sqrt(2)
     p = [
@@ -107,9 +110,38 @@ def test_a_reference_of_more_seeds_keeps_them(seed):
         sides = ((v.mean(), v.std(ddof=1), max(n, len(v))) for v in (first, second))
         return stats.ttest_ind_from_stats(*itertools.chain(*sides), equal_var=False).pvalue
 
-    needed = seeds_needed(SimpleNamespace(mean=mean, p_holm=mean.p, level=0.95))
+    needed = seeds_needed(SimpleNamespace(mean=mean, level=0.95), n_open=1)
 
     assert needed == next((n for n in range(3, 31) if p(n) <= 0.05), 31)
+
+
+@pytest.mark.parametrize("shift", [0.003, 0.006, 0.012])
+def test_of_many_comparisons_seeds_are_those_that_pass_holms_correction(shift):
+    """Each difference alone gets the seeds; the other eleven stay as they are."""
+    generator = np.random.default_rng(3)
+    means = [
+        contrast_of_means(
+            [
+                (1.0, shift + 0.01 * generator.standard_normal(3)),
+                (-1.0, 0.01 * generator.standard_normal(3)),
+            ]
+        )
+        for _ in range(12)
+    ]
+    p_values = [mean.p for mean in means]
+    adjusted = holm(p_values)
+    n_open = sum(p > 0.05 for p in adjusted)
+    assert max(adjusted) == 1.0, "where the correction is capped, p_holm / p says too little"
+
+    def told_apart(i, n):
+        then = [*p_values]
+        then[i] = p_value_with_seeds(means[i], n)
+        return holm(then)[i] <= 0.05
+
+    for i, mean in enumerate(means):
+        if adjusted[i] > 0.05:
+            needed = seeds_needed(SimpleNamespace(mean=mean, level=0.95), n_open=n_open)
+            assert needed == next((n for n in range(4, 31) if told_apart(i, n)), 31)
 
 
 def interpolated_sweep(*, shift, noise):
@@ -150,7 +182,7 @@ def test_where_the_interpolation_hides_a_difference_no_seeds_are_promised():
     (difference,) = found.differences
     assert difference.interpolated
     assert difference.verdict == "not told apart"
-    assert seeds_needed(difference) == math.inf
+    assert seeds_needed(difference, n_open=1) == math.inf
     (words,) = advice_on(found)
     assert words.startswith("memory: no number of seeds would tell a difference of 0.1 at equal")
     assert f"with an error of about {difference.mean.extra_sd:.2g}." in words
@@ -162,7 +194,7 @@ def test_an_interpolated_reference_has_as_many_seeds_as_it_was_trained_with():
     found = interpolated_sweep(shift=-0.2, noise=0.15)
 
     (difference,) = found.differences
-    needed = seeds_needed(difference)
+    needed = seeds_needed(difference, n_open=1)
     assert difference.verdict == "not told apart"
     assert 2 < needed <= 5
     assert f"about {needed} seeds or more of each configuration" in advice_on(found)[0]

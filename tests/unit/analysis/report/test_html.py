@@ -18,10 +18,11 @@ import analysis.report
 from analysis.fitting.bootstrap import MeanEstimate
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.objective import SQUARED_ERROR, Objective
-from analysis.fitting.synthetic import make_runs
+from analysis.fitting.synthetic import make_inputs, make_runs
 from analysis.formatting import Table, count, number
 from analysis.laws.chinchilla import CHINCHILLA
 from analysis.laws.power import POWER, PowerLaw
+from analysis.laws.vocabulary import VOCABULARY
 from analysis.loading.load import Runs
 from analysis.plotting.canvas import image, save
 from analysis.plotting.sweep_figure import sweep_figure
@@ -36,6 +37,7 @@ from analysis.report.figure_files import (
     figure_paths,
     sweep_figures,
 )
+from analysis.report.fit_tables import laws_table
 from analysis.report.html import render
 from analysis.report.table_files import csv_text
 from analysis.report.tables import excluded, tables
@@ -195,6 +197,22 @@ def test_laws_stand_on_the_page_with_figure_status_and_health(runs, fits, tmp_pa
     assert "condition number" in text
     assert (tmp_path / "law_1.pdf").exists()
     assert not (tmp_path / "law_2.svg").exists()
+
+
+def test_the_hold_out_of_negative_outcomes_is_in_their_units():
+    inputs = make_inputs(VOCABULARY, 40)
+    truth = np.asarray([VOCABULARY.example[name] for name in VOCABULARY.parameter_names])
+    runs = inputs | {"loss": VOCABULARY.evaluate(inputs, truth) - 6}
+    runs["loss"] += 0.002 * np.random.default_rng(0).standard_normal(40)
+    fit = fit_law(VOCABULARY, runs, n_draws=0)
+
+    table = laws_table({"law": fit})
+
+    (row,) = table.rows
+    shown = row[table.columns.index("hold-out")]
+    assert shown.endswith(" absolute")
+    error = np.abs(fit.hold_out.predicted - fit.hold_out.observed).mean()
+    assert float(shown.removesuffix(" absolute")) == pytest.approx(error, rel=0.05)
 
 
 @pytest.mark.usefixtures("no_pictures")
