@@ -22,7 +22,6 @@ from orchestrator.cli.app import (
     make_plan,
     read_price,
     runs_option,
-    spent_text,
     verb,
 )
 from orchestrator.cli.lazy_modules import load_on_first_use
@@ -114,10 +113,11 @@ def report(
     _run_lightly()
     sweeps, price = list(dict.fromkeys(sweeps)), read_price(price_text)
     folder = out or runs / sweeps[0] / "+".join(["report", *sweeps[1:]])
-    if tracking_uri is None:
+    # To find out after all fits would be late. What was spent is known in the runs folder alone.
+    if tracking_uri is None or price is not None:
         for sweep in sweeps:
             find_sweep(runs, sweep)
-    require_writable(folder, option="--out")  # to find out after all fits would be late
+    require_writable(folder, option="--out")
     runs_table, fits = _fits(sweeps, runs, tracking_uri, by, baseline, meanwhile=_import_report)
 
     from analysis.report.contents import report_contents
@@ -129,11 +129,7 @@ def report(
     of_sweep = draw_beside(sweep_figures(runs_table, fits), folder)
     # `memscale next` writes runs of one sweep.
     trials = () if tracking_uri or len(sweeps) > 1 else _recorded_trials(runs, sweeps[0])
-    spent = (
-        None
-        if price is None
-        else "; ".join(f"{name}: {spent_text(find_sweep(runs, name), price)}" for name in sweeps)
-    )
+    spent = None if price is None else _spent_by_each(sweeps, runs, price)
     contents = report_contents(
         runs_table,
         fits,
@@ -157,6 +153,19 @@ def report(
     if spent is not None:
         console.print(f"{spent}\n")
     console.print(results.next_steps(page, figures, sweep=sweeps[0], runs_option=runs_option(runs)))
+
+
+def _spent_by_each(sweeps: Sequence[str], runs: Path, price: Any) -> str:
+    """Return what each sweep has cost so far and, of several, all together."""
+    import time
+
+    from orchestrator.planning.price import spent_hours
+
+    now = time.time()
+    hours = {name: spent_hours(find_sweep(runs, name), price, now=now) for name in sweeps}
+    parts = [f"{name}: spent so far: {price.text(spent)}" for name, spent in hours.items()]
+    together = [f"together: {price.text(sum(hours.values()))}"] if len(sweeps) > 1 else []
+    return "; ".join(parts + together)
 
 
 def _print_answer(contents: Any) -> None:

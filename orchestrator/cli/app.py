@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from orchestrator.records.sweep_dir import SweepDir
     from orchestrator.records.trial_dir import TrialDir
+    from orchestrator.scheduling.demand import Node
 
 
 @contextmanager
@@ -225,7 +226,7 @@ def make_plan(
     runs: Path,
     *,
     gpus_there: bool | None = None,
-    gpu_bytes: float | None = None,
+    nodes: "Sequence[Node]" = (),
     on_name: Callable[[str], None] | None = None,
 ) -> Any:
     """Read sweep files, expand and price them, and check that their data are there.
@@ -235,15 +236,18 @@ def make_plan(
     from orchestrator.planning import input_data, runtime_prior
     from orchestrator.planning import pricing as planning
     from orchestrator.records.sweep_dir import sweep_dir
+    from orchestrator.sweep import architecture_errors
     from orchestrator.sweep.load import load_sweep
 
-    with log_to_stderr("orchestrator.sweep.matching.step_time"), _garbage_kept():
+    with (
+        architecture_errors.as_sentences(),
+        log_to_stderr("orchestrator.sweep.matching.step_time"),
+        _garbage_kept(),
+    ):
         sweep = load_sweep(sweep_files, on_name=on_name)
         snapshot = sweep_dir(runs, sweep.name).snapshot()
         measured = runtime_prior.measurements(runs, snapshot=snapshot)
-        priced = planning.make_plan(
-            sweep, snapshot, measured, gpus_there=gpus_there, gpu_bytes=gpu_bytes
-        )
+        priced = planning.make_plan(sweep, snapshot, measured, gpus_there=gpus_there, nodes=nodes)
         return input_data.check_data(priced)
 
 
@@ -428,6 +432,7 @@ def find_trial(runs: Path, prefix: str, *, sweep: "SweepDir | None" = None) -> "
         raise NotFoundError(_no_trial(runs, asked))
     found = exact or found
     paths = [f"{t.path.parent.parent.name}/{t.trial_id}" for t in found[:5]]
+    paths += ["…"] * (len(found) > 5)
     if len({trial.trial_id for trial in found}) == 1:
         raise NotFoundError(
             f"trial {asked!r}: {len(found)} sweeps have it; write {' or '.join(paths)}"

@@ -34,7 +34,8 @@ def _print_recipes(wanted: bool) -> None:
 Slots = Annotated[
     int | None,
     typer.Option(
-        help="Trials at a time, for the predicted time. Default: cores / cores per trial.", min=1
+        help="Trials at a time, for the predicted time. Default: as cores and GPUs here allow.",
+        min=1,
     ),
 ]
 Show = Annotated[
@@ -228,7 +229,19 @@ def plan_row(trial: Any, sweep: Any, *, facts: Any = None, papers: bool = False)
 
 
 def _slots(priced: Any) -> int:
-    from orchestrator.node.hardware import usable_cores
+    """Return how many of the largest trials to train have room here at a time; 1 at least."""
+    from orchestrator.node.hardware import usable_cores, visible_gpus
 
-    widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in priced.trials), default=1)
-    return max(1, usable_cores() // widest)
+    cores, gpus = usable_cores(), len(visible_gpus())
+
+    def at_a_time(resources: Any) -> int:
+        by_cores: int = cores // (resources.cpus * resources.ranks)
+        asked = resources.ranks if resources.gpus == "auto" else resources.gpus
+        if not gpus or not asked:
+            return by_cores
+        # A fraction is of one GPU, and never of two.
+        by_gpus = gpus // asked if asked >= 1 else gpus * int(1 / asked)
+        return min(by_cores, int(by_gpus))
+
+    todo = [t.spec.resources for t in priced.trials if t.to_train]
+    return max(1, min(map(at_a_time, todo), default=1))

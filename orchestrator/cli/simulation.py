@@ -69,9 +69,7 @@ def run(
         # Before the work, which may take minutes.
         with names_option("--picture"):
             gantt.check_place(picture)
-    priced = make_plan(
-        sweep_files, runs, gpus_there=cluster.gpus > 0, gpu_bytes=cluster.largest_gpu_bytes
-    )
+    priced = make_plan(sweep_files, runs, gpus_there=cluster.gpus > 0, nodes=cluster.nodes)
     waiting = planned_trials.waiting_trials(priced, cluster)
     with _without_garbage_collection():
         if faulty is None:
@@ -86,7 +84,7 @@ def run(
     if json:
         echo_json(summary.simulation_json(result, label, cost))
     else:
-        what = "GPU" if result.gpus else "core"
+        what = "GPU" if result.by_gpu else "core"
         rows = fault_summary.summary_rows(cost, faulty[0], what=what) if cost and faulty else ()
         rate = planned_trials.rate_text(priced, cluster)
         console_here().print(

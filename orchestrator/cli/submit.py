@@ -174,8 +174,9 @@ def submit(
         priced = make_plan(sweep_files, runs, gpus_there=gpus_there, on_name=on_name)
         submit_slurm.check_memory(priced, here=address is None)
         if address is None:
-            _check_demands(priced, gpus)
+            _check_demands(priced, cpus, gpus)
         prepare_data(priced, runs)
+        submit_slurm.print_notes(priced)
         request = _submission(
             plan=priced,
             runs=runs,
@@ -240,12 +241,12 @@ def _check_gpus(gpus: int | None) -> None:
         )
 
 
-def _check_demands(priced: Any, gpus: int | None) -> None:
-    """Refuse trials that ask for more GPUs than this machine has: they would wait in vain."""
-    from orchestrator.planning.gpu_fit import lacks_gpus
+def _check_demands(priced: Any, cpus: int | None, gpus: int | None) -> None:
+    """Refuse trials that ask for more than this machine has: they would wait in vain."""
+    from orchestrator.planning import resource_fit
     from orchestrator.records.errors import ConfigError
 
-    if problems := lacks_gpus(priced, gpus=gpus):
+    if problems := resource_fit.fits_not_here(priced, cpus=cpus, gpus=gpus):
         raise ConfigError(problems)
 
 
@@ -269,7 +270,8 @@ def _run_here(request: "Submission", *, quiet: bool, warm: "WarmStart | None") -
         console.print("Closing this terminal checkpoints and stops it; with --detach it goes on.")
     with progress.LiveSweep(console, quiet=quiet) as live:
         result = request.run(live.update, warm=None if warm is None else warm.interpreter)
-    console.print(progress.outcome_text(result, runs_option=runs_option(request.runs)))
+    ended = progress.outcome_text(result, runs_option=runs_option(request.runs), said=live.totals)
+    console.print(ended)
     raise typer.Exit(result.exit_code)
 
 
@@ -323,5 +325,6 @@ def controller(
             tracking_uri=tracking_uri,
             address=address,
         )
-    console.print(progress.outcome_text(outcome, runs_option=runs_option(sweep.parent)))
+    ended = progress.outcome_text(outcome, runs_option=runs_option(sweep.parent), said=live.totals)
+    console.print(ended)
     raise typer.Exit(outcome.exit_code)

@@ -100,6 +100,7 @@ def submit_to_slurm(
     sent = submission.send()
     where = f" as Slurm job{'s' * (len(sent.job_ids) > 1)} {', '.join(_ranges(sent.job_ids))}"
     before = f", {sent.queued_before} of them already queued" if sent.queued_before else ""
+    print_notes(priced)
     console.print(
         f"{name}: {plural(len(priced.trials), 'trial')}, {sent.trials} to train"
         f"{where if sent.job_ids else ''}{before}."
@@ -119,7 +120,8 @@ def submit_to_slurm(
             f"{command()} sync {name}{runs_option(runs)}"
         )
         raise typer.Exit(130) from None
-    console.print(progress.outcome_text(outcome, runs_option=runs_option(runs)))
+    ended = progress.outcome_text(outcome, runs_option=runs_option(runs), said=live.totals)
+    console.print(ended)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -137,6 +139,12 @@ def check_memory(priced: "Plan", *, here: bool) -> None:
     fit = memory_fit.fits_not_here if here else memory_fit.fits_no_machine
     if problems := fit(priced):
         raise ConfigError(problems)
+
+
+def print_notes(priced: "Plan") -> None:
+    """Say which results are not of this code and file: a submission prints no plan."""
+    for note in (*priced.code_notes, *priced.left_over_notes):
+        console_here().print(f"note: {note}", style="yellow", markup=False)
 
 
 def watch_and_stop(name: str, runs: Path) -> str:

@@ -146,6 +146,7 @@ class AttemptExits:
             submission: The one that started it; None: the controller's own.
         """
         # Reads come first: if one fails, the exit stays pending and is processed again later.
+        self._state.check_folder(attempt)
         for folder in (trial.folder.path, attempt.path):
             remove_temporary(folder, but=WRITTEN_BY_OTHERS)
         verdict = classify(
@@ -189,6 +190,10 @@ class AttemptExits:
             with self._state.breaker.guarded():
                 try:
                     write_json(path, end)
+                except FileNotFoundError:
+                    if not self._state.sweep.path.exists():  # moved as a whole
+                        raise
+                    LOG.warning("%s: not written, since somebody removed its folder", path)
                 except OSError as error:
                     if not storage_errors.is_full(error):
                         raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator.control.launcher_port import Launcher
 from orchestrator.control.resource_estimator import ResourceEstimator
 from orchestrator.control.trial_state import ManagedTrial, RunningAttempt
+from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.circuit_breaker import CircuitBreaker
 from orchestrator.records.errors import StoreError
 from orchestrator.records.sweep_dir import SweepDir
@@ -85,6 +86,20 @@ class ControllerState:
             yield
         except StoreError as error:
             self.set_aside(trial_id, str(error))
+
+    def check_folder(self, attempt: AttemptDir) -> None:
+        """Check that the folder of an attempt is still there, unless the whole sweep's is gone.
+
+        Raises:
+            StoreError: If somebody removed it.
+        """
+        if attempt.path.exists() or not self.sweep.path.exists():
+            return
+        trial = attempt.path.parent.parent
+        raise StoreError(
+            f"{attempt.path if trial.exists() else trial}: somebody removed this folder while the "
+            "trial ran; submit again to train it"
+        )
 
     def cancel_requested(self, trial: ManagedTrial) -> bool:
         """Whether somebody cancelled the trial or the whole sweep."""

@@ -1,7 +1,6 @@
 """Resource estimation: a trial's demand, from finished trials like it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from orchestrator.control.retry_policy import memory_halvings, resources_for
@@ -11,6 +10,7 @@ from orchestrator.records.trial_spec import GPU_PEAK, Outcome, Resources
 from orchestrator.scheduling.demand import Demand, Node
 from orchestrator.scheduling.gpu_sharing import MemoryObservations, max_enlargements, ranks_per_gpu
 from orchestrator.scheduling.runtime_prediction import RuntimePredictor
+from orchestrator.scheduling.trial_demand import trial_demand, with_gpu_count
 
 MIN_OBSERVED_SHARE = 0.25
 """Share of a trial's steps from which on an attempt's seconds tell those of the whole trial."""
@@ -59,9 +59,7 @@ class ResourceEstimator:
         They are what the trial asks for; after it ran out of memory, more of a GPU or smaller
         micro-batches.
         """
-        asked = trial.spec.resources
-        if asked.gpus == "auto":
-            asked = replace(asked, gpus=float(_auto_gpus(asked.ranks, nodes)))
+        asked = with_gpu_count(trial.spec.resources, nodes)
         outcomes = [past.outcome for past in trial.past_attempts]
         if limit := max_enlargements(asked.gpus):
             # A share on which another seed ran out of memory need not be tried again.
@@ -79,23 +77,18 @@ class ResourceEstimator:
         return memory_halvings(trial.spec.resources, n_ooms)
 
     def demand(self, trial: ManagedTrial, nodes: Sequence[Node]) -> Demand:
-        """Return the demand of the next attempt.
-
-        Ranks with whole GPUs, or none, may be spread over nodes if no single node holds them.
-        """
+        """Return the demand of the next attempt."""
         if trial.fixed_demand is not None:
             return trial.fixed_demand
         resources = self.resources(trial, nodes)
         gpus = float(resources.gpus)
-        shared = 0 < gpus < 1
         n_ranks = ranks_per_gpu(resources.ranks, gpus)
-        return Demand(
-            cpus=resources.cpus * resources.ranks,
-            gpus=gpus,
+        shared = 0 < gpus < 1
+        return trial_demand(
+            resources,
             gpu_memory_bytes=(
                 self._memory.reserved_bytes(trial.configuration, ranks=n_ranks) if shared else 0.0
             ),
-            gang_size=1 if shared else resources.ranks,
         )
 
     def left_s(self, trial: ManagedTrial) -> float:
@@ -105,14 +98,3 @@ class ResourceEstimator:
     def left_s_now(self, trial: ManagedTrial) -> float:
         """Return the same by the rates of what runs: for a display."""
         return self._runtimes.seconds_now(trial.spec, done=trial.best_step / trial.spec.steps)
-
-
-def _auto_gpus(ranks: int, nodes: Sequence[Node]) -> int:
-    """Return the GPUs of a trial that asks for `auto`.
-
-    One per rank if one node, or several equal ones, have so many. Else all of a node: ranks that
-    share a GPU talk through gloo.
-    """
-    counts = [len(node.gpus) for node in nodes]
-    most = max(counts, default=0)
-    return ranks if ranks <= most * counts.count(most) else most

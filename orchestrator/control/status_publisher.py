@@ -162,6 +162,8 @@ class StatusPublisher:
                 trial.waiting_status = replace(trial.waiting_status, wait=trial.wait)
             return trial.waiting_status
         record, trial.record = trial.record, None
+        if trial.attempt is not None:
+            self._state.check_folder(trial.attempt.folder)
         status = trial_status(
             record or trial.folder.record(for_status=True),
             trial.spec,

@@ -1,11 +1,16 @@
-"""Classification of a rank's exceptions: which `Outcome` one stands for."""
+"""Classification of a rank's exceptions by `Outcome`, and where they came from."""
 
 import errno
 import os
 import re
+import traceback
+from pathlib import Path
 
+import orchestrator
 from orchestrator.node.mps import PIPES
+from orchestrator.node.progress_board import is_ours
 from orchestrator.records import storage_errors
+from orchestrator.records.code_digest import ARCHITECTURES
 from orchestrator.records.locks import Fenced, LockHeld
 from orchestrator.records.trial_spec import Outcome
 
@@ -71,6 +76,31 @@ def exception_outcome(error: BaseException) -> Outcome:
     if names & COMMUNICATION:
         return Outcome.COMMUNICATION
     return Outcome.USER_ERROR
+
+
+def place(error: BaseException) -> str:
+    """Return the innermost line of ours that led to an error, and that of the architecture.
+
+    `workloads/layers/modules/norms.py:173, called in workloads/architectures/mine.py:55`. Empty
+    where there is none, and for what our own code raises: its message says what is wrong.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if is_ours(frame.filename)]
+    if not ours or (str(error) and frames[-1] is ours[-1] and _raises(ours[-1])):
+        return ""
+    models = (one for one in ours[::-1] if Path(one.filename).parent.match(str(ARCHITECTURES)))
+    caller = next(models, ours[-1])
+    called = "" if caller is ours[-1] else f", called in {_at(caller)}"
+    return f"{_at(ours[-1])}{called}"
+
+
+def _raises(frame: traceback.FrameSummary) -> bool:
+    return (frame.line or "").startswith("raise ")
+
+
+def _at(frame: traceback.FrameSummary) -> str:
+    root, file = Path(orchestrator.__file__).parent.parent, Path(frame.filename)
+    return f"{file.relative_to(root) if file.is_relative_to(root) else file}:{frame.lineno}"
 
 
 def short_gpu_memory_message(message: str) -> str:

@@ -153,13 +153,13 @@ def innermost_call(stacks: str) -> str | None:
     frames = [found.groupdict() for found in _FRAME.finditer(threads[-1])]
     inner = frames[0]
     innermost = f"{inner['function']} ({_short(inner['file'], 1)}:{inner['line']})"
-    ours = next((frame for frame in frames[1:] if _is_ours(frame["file"])), None)
-    if ours is None or _is_ours(inner["file"]):
+    ours = next((frame for frame in frames[1:] if is_ours(frame["file"])), None)
+    if ours is None or is_ours(inner["file"]):
         return innermost
     return f"{innermost}, called in {_short(ours['file'], 2)}:{ours['line']} ({ours['function']})"
 
 
-def _is_ours(file: str) -> bool:
+def is_ours(file: str) -> bool:
     """Whether a file belongs neither to Python nor to an installed library."""
     return not (
         "site-packages" in file or file.startswith(str(Path(os.__file__).parent)) or file[:1] == "<"

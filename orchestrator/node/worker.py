@@ -22,7 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.control.failure_classifier import EXIT_CODES
-from orchestrator.node.exception_outcome import exception_outcome, short_gpu_memory_message
+from orchestrator.node.exception_outcome import (
+    exception_outcome,
+    place,
+    short_gpu_memory_message,
+)
 from orchestrator.node.progress_board import ProgressWriter
 from orchestrator.node.reporter import RankReporter, StopFlag, stops_on_signal
 from orchestrator.records import provenance, storage_errors
@@ -282,6 +286,9 @@ def write_error(
         message = storage_errors.failing_message(error, request.trial.path)
     elif outcome is Outcome.GPU_OOM:
         message = short_gpu_memory_message(message)
+    elif outcome is Outcome.USER_ERROR and (found := place(error)):
+        first, line_end, rest = message.partition("\n")
+        message = f"{first} (at {found}){line_end}{rest}"
     write_json(
         request.attempt_dir.path / "error.json",
         {

@@ -27,6 +27,23 @@ def notes(
         snapshot: What is there of the sweep.
         file_of: Architecture to its file.
     """
+    return [
+        f"{name}: {ARCHITECTURES / name}.py changed since {n} of its trials finished; they stay as "
+        "they are beside new ones; rename the sweep to train all anew, or delete their folders"
+        for name, n in of_other_code(specs, snapshot, file_of=file_of).items()
+    ]
+
+
+def of_other_code(
+    specs: Iterable[TrialSpec], snapshot: SweepSnapshot, *, file_of: Callable[[str], Path]
+) -> Counter[str]:
+    """Return architecture -> finished trials that other code of its file trained; none of 0.
+
+    Args:
+        specs: Trials to look for.
+        snapshot: Of the sweep that may have finished them.
+        file_of: Architecture to its file.
+    """
     folders = {s.get("number"): s.get("run", {}).get("code") for s in snapshot.submissions}
     changed: Counter[str] = Counter()
     differ = cache(_differ)
@@ -38,12 +55,7 @@ def notes(
         # A sweep's folder may have moved since.
         copy = snapshot.path / "code" / Path(code).name / ARCHITECTURES / f"{spec.architecture}.py"
         changed[spec.architecture] += differ(copy, file_of(spec.architecture))
-    return [
-        f"{name}: {ARCHITECTURES / name}.py changed since {n} of its trials finished; they stay as "
-        "they are beside new ones; rename the sweep to train all anew, or delete their folders"
-        for name, n in changed.items()
-        if n
-    ]
+    return +changed
 
 
 def _submission_of(record: TrialRecord) -> int | None:

@@ -5,7 +5,7 @@ They are reported before compute is spent.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.records.trial_spec import TrialSpec, canonical_json
@@ -42,6 +42,7 @@ def notes(
         *_few_sizes(specs),
         *_unequal_tuning(specs),
         *_unequal_tokens(budgeted),
+        *_same_steps(specs),
         *_one_seed(specs),
         *_slow_values(specs),
         *_lost_keys(specs),
@@ -129,6 +130,46 @@ def _all_equal(arms: Sequence[Collection[float]]) -> bool:
         for one in values
         for arm in arms
     )
+
+
+def _same_steps(specs: Sequence[TrialSpec]) -> list[str]:
+    """Say if trials differ in their tokens and not in the steps, which are whole batches."""
+    twice: dict[str, None] = {}
+    for steps, batch, lengths in _lengths(specs):
+        tokens = [
+            f"{of_schedule:,}" + (f" (stop_at_tokens {stop:,})" if stop else "")
+            for of_schedule, stop in sorted(lengths, key=lambda pair: (pair[0], pair[1] or 0))
+        ]
+        twice[
+            f"train.tokens {_named(tokens)} are the same {steps:,} steps of {batch:,} tokens: "
+            "trials that differ in nothing else train twice; keep one of these"
+        ] = None
+    return list(twice)
+
+
+def _lengths(specs: Sequence[TrialSpec]) -> Iterator[tuple[int, int, set[tuple[int, int | None]]]]:
+    """Yield steps, tokens of a batch, and several `tokens` and `stop_at_tokens` that mean these.
+
+    Once for each group of trials that are equal in all else but the seed.
+    """
+    alike: defaultdict[tuple[int, int, int], dict[str, TrialSpec]] = defaultdict(dict)
+    for spec in specs:
+        if spec.train.keys() >= {"tokens", "batch_tokens"}:
+            tokens, batch = int(spec.train["tokens"]), int(spec.train["batch_tokens"])
+            alike[-(-tokens // batch), spec.steps, batch][spec.configuration_id] = spec
+    for (_, steps, batch), members in alike.items():
+        if len({_length(spec) for spec in members.values()}) == 1:
+            continue  # the usual case, told without the identities
+        groups: defaultdict[str, set[tuple[int, int | None]]] = defaultdict(set)
+        for spec in members.values():
+            train = {k: v for k, v in spec.train.items() if k not in ("tokens", "stop_at_tokens")}
+            rest = canonical_json({**spec.identity(), "train": train, "seed": 0})
+            groups[rest].add(_length(spec))
+        yield from ((steps, batch, lengths) for lengths in groups.values() if len(lengths) > 1)
+
+
+def _length(spec: TrialSpec) -> tuple[int, int | None]:
+    return spec.train["tokens"], spec.train.get("stop_at_tokens")
 
 
 def _one_seed(specs: Sequence[TrialSpec]) -> list[str]:

@@ -14,17 +14,12 @@ LARGEST_MACHINE_BYTES = 32 * 2.0**40
 """Memory of the largest single machines on offer in 2026; GPUs have a hundredth of it."""
 
 
-def resident_bytes(spec: TrialSpec) -> float:
-    """Return what a rank holds whatever its micro batch: parameters, gradients, optimizer state."""
-    return spec.accounting["peak_memory_bytes"] - spec.accounting["activation_bytes"]
-
-
 def fits_no_machine(plan: Plan) -> list[ConfigProblem]:
     """Return a problem per sweep file whose trials no machine has the memory for."""
     return _problems(
         plan,
         limit=lambda spec: LARGEST_MACHINE_BYTES,
-        taken=resident_bytes,
+        taken=_model_state_bytes,
         where="on one rank, and the largest machines have",
         fix="make the model smaller, or share it out: resources.memory_ranks, or "
         "resources.dense_parameters: sharded",
@@ -43,11 +38,18 @@ def fits_not_here(plan: Plan) -> list[ConfigProblem]:
     return _problems(
         plan,
         limit=lambda spec: max(on_gpu) if on_gpus(spec) else memory,
-        taken=lambda spec: resident_bytes(spec) * (1 if on_gpus(spec) else spec.resources.ranks),
+        taken=lambda spec: (
+            _model_state_bytes(spec) * (1 if on_gpus(spec) else spec.resources.ranks)
+        ),
         where="and there are",
         fix="smaller micro batches do not help: make the model smaller, share it out over GPUs, or "
         "submit to a cluster (--address, --backend)",
     )
+
+
+def _model_state_bytes(spec: TrialSpec) -> float:
+    """Return what a rank holds whatever its micro batch."""
+    return spec.accounting["model_state_bytes"]
 
 
 def _problems(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
-from orchestrator.node.hardware import gpu_memory_bytes, visible_gpus
+from orchestrator.node.hardware import gpu_memory_bytes, usable_cores, visible_gpus
 from orchestrator.planning import changed_code, design_checks, evaluation_cost
 from orchestrator.planning.evaluation_cost import EvaluationCost, PricedTraining
 from orchestrator.planning.paper_convention import block_flops
@@ -24,6 +24,7 @@ from orchestrator.planning.runtime_prior import (
 )
 from orchestrator.planning.step_seconds import StepSeconds
 from orchestrator.records import liveness
+from orchestrator.records.code_digest import ARCHITECTURES
 from orchestrator.records.errors import StoreError
 from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
 from orchestrator.records.sweep_dir import SweepDir
@@ -35,7 +36,9 @@ from orchestrator.records.trial_spec import (
     identity_difference,
 )
 from orchestrator.records.units import plural
+from orchestrator.scheduling.demand import Node
 from orchestrator.scheduling.gpu_sharing import largest_peak, ranks_per_gpu
+from orchestrator.scheduling.trial_demand import with_gpu_count
 from orchestrator.sweep import registry
 from orchestrator.sweep.load import Sweep
 
@@ -58,7 +61,8 @@ class PlannedTrial:
 
     spec: TrialSpec
     status: str
-    """new, done, running, resume, retry, cancelled, or unreadable: its folder is left alone."""
+    """new, waiting, done, running, resume, retry, cancelled, or unreadable: its folder is left
+    alone."""
     why: str
     """For a new trial what makes it new; otherwise what is there."""
     runtime: RuntimePrediction
@@ -90,6 +94,19 @@ class Plan:
     """Warnings: weak designs, unreadable trials, trials that other sweeps have trained,
     architectures that are not causal or whose code changed, remarks of data sources, excluded
     nodes."""
+    code_notes: tuple[str, ...] = ()
+    """Those of the notes about code that changed in this sweep. `submit` says them, too."""
+
+    @property
+    def left_over_notes(self) -> tuple[str, ...]:
+        """What becomes of trials that left the file: a sentence, or none."""
+        if not self.left_over:
+            return ()
+        there = plural(len(self.left_over), "trial")
+        return (
+            f"no longer in the file: {there} on disk, which status and report still count; rename "
+            "the sweep to begin anew",
+        )
 
     @property
     def readable(self) -> tuple[PlannedTrial, ...]:
@@ -129,7 +146,7 @@ def make_plan(
     measured: Sequence[Measurement],
     *,
     gpus_there: bool | None = None,
-    gpu_bytes: float | None = None,
+    nodes: Sequence[Node] = (),
 ) -> Plan:
     """Price every trial of `sweep` and say what submitting it would do.
 
@@ -138,12 +155,12 @@ def make_plan(
         snapshot: What is there of it already.
         measured: What trials on this machine took (`runtime_prior.measurements`).
         gpus_there: Whether there are GPUs where the trials would run; None: as on this machine.
-        gpu_bytes: Memory of each of them; None: not known, or of this machine's.
+        nodes: The cluster they would run on; none: not known, or this machine.
     """
     rate = None if any(m.device == "cpu" for m in measured) else matmul_flops_per_second()
     on_gpus = bool(visible_gpus()) if gpus_there is None else gpus_there
     if gpus_there is None and on_gpus:
-        gpu_bytes = gpu_memory_bytes(visible_gpus())
+        nodes = [_this_machine()]
     alive = liveness.is_alive(snapshot.path, snapshot.controller)
     known = [trial.spec for trial in snapshot.trials.values()]
     prices: dict[Hashable, dict[str, float]] = {}
@@ -151,11 +168,16 @@ def make_plan(
 
     def plan_trial(spec: TrialSpec) -> PlannedTrial:
         on_gpu = on_gpus and spec.resources.gpus != 0
-        spec = spec.with_accounting(_account_once(spec, prices, on_gpu, gpu_bytes))
+        counts = _account_once(spec, prices, on_gpu, nodes)
+        record = snapshot.trials.get(spec.trial_id)
+        if record is not None and record.state is TrialState.DONE:
+            # Its counts are of the model that was trained, whatever the code is by now.
+            counts = {**counts, **record.spec.accounting}
+        spec = spec.with_accounting(counts)
         status, why, remaining = (
             (UNREADABLE, snapshot.unreadable[spec.trial_id], 0.0)
             if spec.trial_id in snapshot.unreadable
-            else _compare(spec, snapshot.trials.get(spec.trial_id), known, alive=alive)
+            else _compare(spec, record, known, alive=alive)
         )
         time = timed.predict(spec, sweep.matches.get(spec.trial_id), on_gpu=on_gpu)
         if time is None:
@@ -177,6 +199,7 @@ def make_plan(
             if one.architecture is not None
         },
     )
+    code_notes = tuple(changed_code.notes(sweep.trials, snapshot, file_of=_file_of))
     return Plan(
         sweep=sweep,
         trials=tuple(planned),
@@ -185,11 +208,12 @@ def make_plan(
         notes=(
             *design,
             *_set_aside(snapshot, wanted),
-            *_done_elsewhere(snapshot.path, [t.spec.trial_id for t in planned if t.to_train]),
+            *_done_elsewhere(snapshot.path, [t.spec for t in planned if t.to_train]),
             *_not_causal(sweep.trials),
-            *changed_code.notes(sweep.trials, snapshot, file_of=_file_of),
+            *code_notes,
             *excluded(snapshot.excluded_nodes).values(),
         ),
+        code_notes=code_notes,
         snapshot=snapshot,
     )
 
@@ -222,25 +246,38 @@ def _set_aside(snapshot: SweepSnapshot, wanted: Collection[str]) -> list[str]:
     ]
 
 
-def _done_elsewhere(sweep: Path, to_train: Collection[str]) -> list[str]:
+def _done_elsewhere(sweep: Path, to_train: Sequence[TrialSpec]) -> list[str]:
     """Return a sentence for each sweep beside this one that has results of trials to train."""
-    found = []
+    found, wanted = [], {spec.trial_id: spec for spec in to_train}
     for trials in sorted(sweep.parent.glob("*/trials")):
-        if trials.parent == sweep or not to_train:
+        if trials.parent == sweep or not wanted:
             continue
         try:
             # One listing is cheaper than asking for each trial.
-            there = {folder.name for folder in trials.iterdir()}.intersection(to_train)
-            n = sum((trials / trial_id / "result.json").exists() for trial_id in there)
+            there = wanted.keys() & {folder.name for folder in trials.iterdir()}
+            done = sorted(i for i in there if (trials / i / "result.json").exists())
         except OSError:  # whatever lies there, it keeps no other sweep from being planned
             continue
-        if n:
+        if done:
+            n = len(done)
             found.append(
-                f"{n} of the {plural(len(to_train), 'trial')} to train "
-                f"{'is' if n == 1 else 'are'} done in the sweep {trials.parent.name}; "
+                f"{n} of the {plural(len(wanted), 'trial')} to train "
+                f"{'is' if n == 1 else 'are'} done in the sweep {trials.parent.name}"
+                f"{_other_code(SweepDir(trials.parent), [wanted[i] for i in done])}; "
                 f"this sweep trains {'it' if n == 1 else 'them'} anew"
             )
     return found
+
+
+def _other_code(sweep: SweepDir, done: Sequence[TrialSpec]) -> str:
+    """Return a clause on trials that another sweep has done with other code; empty if none are."""
+    try:
+        there = sweep.snapshot(spec.trial_id for spec in done)
+    except (OSError, StoreError):  # as above
+        return ""
+    files = changed_code.of_other_code(done, there, file_of=_file_of)
+    text = ", ".join(f"{n} by other code of {ARCHITECTURES / name}.py" for name, n in files.items())
+    return f" ({text})" if text else ""
 
 
 def recorded(sweep: SweepDir, measured: Sequence[Measurement]) -> tuple[PlannedTrial, ...]:
@@ -329,6 +366,7 @@ def account(
         "steps": float(train.steps),
         "bytes_read_per_token": _bytes_read(config, vocab_size, batch_tokens=1),
         f"bytes_read_per_token_batch{BATCH}": _bytes_read(config, vocab_size, batch_tokens=BATCH),
+        "model_state_bytes": float(memory.model_state),
         "activation_bytes": float(memory.activations),
         "peak_memory_bytes": float(memory.peak),
         "vocab_size": float(vocab_size),
@@ -347,13 +385,11 @@ def _memory(
     micro = min(resources.micro_batch_tokens or per_rank, per_rank)
     checkpointing = resources.activation_checkpointing
     if gpu_bytes is not None:
-        gpus = float(resources.ranks if isinstance(resources.gpus, str) else resources.gpus)
-        sharing = ranks_per_gpu(resources.ranks, gpus)
         passes = registry.micro_batch().fitting_passes(
             estimate,
             sequences=-(-train.sequences_per_step // resources.ranks),
             seq_len=train.seq_len,
-            limit_bytes=largest_peak(gpu_bytes, ranks=sharing),
+            limit_bytes=_limit_bytes(resources, gpu_bytes),
             micro_batch_tokens=resources.micro_batch_tokens,
             checkpointing=checkpointing,
         )
@@ -378,11 +414,48 @@ def _precision(train: Any, *, on_gpu: bool) -> str:
     return auto if train.precision == "auto" else str(train.precision)
 
 
+def _account_on(spec: TrialSpec, nodes: Sequence[Node]) -> dict[str, float]:
+    """Price a trial on GPUs, with passes that fit the smallest of them that can hold it.
+
+    On whole GPUs ranks choose their passes where they are, so the trial may run on any GPU that
+    takes it in more passes. A share of a GPU is counted on the largest GPUs.
+    """
+    if nodes:
+        spec = replace(spec, resources=with_gpu_count(spec.resources, nodes))
+    known = {node.gpu_memory_bytes for node in nodes if node.gpus and node.gpu_memory_bytes}
+    sizes: list[float | None] = [*sorted(known)] or [None]
+    gpus = spec.resources.gpus
+    if not isinstance(gpus, str) and gpus < 1:
+        sizes = sizes[-1:]
+    for size in sizes:
+        priced = account(spec, on_gpu=True, gpu_bytes=size)
+        if size is None or priced["peak_memory_bytes"] <= _limit_bytes(spec.resources, size):
+            break
+    return priced
+
+
+def _limit_bytes(resources: Resources, gpu_bytes: float) -> float:
+    """Return the largest peak of a rank that GPUs of so much memory hold."""
+    gpus = float(resources.ranks if isinstance(resources.gpus, str) else resources.gpus)
+    return largest_peak(gpu_bytes, ranks=ranks_per_gpu(resources.ranks, gpus))
+
+
+def _this_machine() -> Node:
+    gpus = visible_gpus()
+    return Node(
+        node_id="here",
+        host="localhost",
+        cpus=usable_cores(),
+        gpus=gpus,
+        gpu_memory_bytes=gpu_memory_bytes(gpus),
+    )
+
+
 def _account_once(
     spec: TrialSpec,
     prices: dict[Hashable, dict[str, float]],
     on_gpu: bool,
-    gpu_bytes: float | None,
+    nodes: Sequence[Node],
 ) -> dict[str, float]:
     """Price a trial; its seeds and other rates cost the same, so they are priced once."""
     key = (spec.configuration_id, spec.resources, on_gpu)
@@ -390,7 +463,7 @@ def _account_once(
         train = {name: value for name, value in spec.train.items() if name not in RATES}
         shape = (canonical_json((spec.data, spec.model, train)), spec.resources, on_gpu)
         if shape not in prices:
-            prices[shape] = account(spec, on_gpu=on_gpu, gpu_bytes=gpu_bytes)
+            prices[shape] = _account_on(spec, nodes) if on_gpu else account(spec)
         prices[key] = prices[shape]
     return prices[key]
 
@@ -418,7 +491,7 @@ def _compare(
         return "cancelled", "was cancelled; submitting it again resumes it", left
     if trial.attempts:
         return "resume", f"goes on after step {step:,} of {steps:,}: {reason}", left
-    return "resume", "was submitted and has not started", 1.0
+    return "waiting", "was submitted and has not started", 1.0
 
 
 def why_new(spec: TrialSpec, known: Sequence[TrialSpec]) -> str:
@@ -432,7 +505,8 @@ def why_new(spec: TrialSpec, known: Sequence[TrialSpec]) -> str:
     differences = [
         identity_difference(other.identity(), identity) for other in same[:MOST_COMPARED]
     ]
-    nearest = min(range(len(differences)), key=lambda i: len(differences[i]))
+    # Among equally near ones that of the lowest seed, so that trials of one new seed say the same.
+    nearest = min(range(len(differences)), key=lambda i: (len(differences[i]), same[i].seed))
     phrases = differences[nearest]
     before = same[nearest].recipe
     if spec.recipe != before:

@@ -54,6 +54,11 @@ class Measurement:
     flops_per_token: float
     """Forward and backward."""
     s_per_token: float
+    """Of training, as if all steps were warm."""
+    start_s: float = 0.0
+    """Compilation and capture, which a trial takes once."""
+    batch_tokens: float | None = None
+    """Tokens of an optimizer step; None: not known."""
     state_bytes_per_token: float | None = None
     """Of `state_bytes_per_token`; None where the trial's spec does not tell."""
 
@@ -67,11 +72,12 @@ class RuntimePrediction:
     """steps (timed for a match), measured (same architecture here), scaled (another one here) or
     guess."""
     factors: tuple[float, float] = (1.0, 1.0)
-    """Smallest and largest true time over `seconds`; of a guess, and of what is carried `FAR`."""
+    """Smallest and largest true time over `seconds`; of a guess, and of what is carried `FAR` or to
+    another batch size."""
 
     @property
     def extrapolated(self) -> bool:
-        """Whether it is carried `FAR` from what was measured."""
+        """Whether it is carried `FAR` from what was measured, or to another batch size."""
         return self.source != "guess" and self.factors != (1.0, 1.0)
 
 
@@ -94,16 +100,17 @@ def measurements(
             if len(found) >= limit:
                 return found
             metrics = result.get("metrics", {})
-            # With compilation: a trial to come takes it, too.
-            seconds = metrics.get("time/train_s", 0.0) + metrics.get("time/start_s", 0.0)
+            train_s = metrics.get("time/train_s")
             flops, tokens = spec.accounting.get("training_flops"), result.get("tokens")
-            if seconds and flops and tokens:
+            if train_s and flops and tokens:
                 found.append(
                     Measurement(
                         architecture=spec.architecture,
                         device=str(result.get("device", "cpu")),
                         flops_per_token=flops / tokens,
-                        s_per_token=seconds / tokens,
+                        s_per_token=train_s / tokens,
+                        start_s=metrics.get("time/start_s", 0.0),
+                        batch_tokens=spec.train.get("batch_tokens"),
                         state_bytes_per_token=state_bytes_per_token(spec),
                     )
                 )
@@ -136,7 +143,10 @@ def state_bytes_per_token(spec: TrialSpec) -> float | None:
     numbers = spec.accounting
     if not {"peak_memory_bytes", "activation_bytes", "steps"} <= numbers.keys():
         return None
-    held = numbers["peak_memory_bytes"] - numbers["activation_bytes"]
+    # Records from before `model_state_bytes`: their peak holds activations and a fifth of them for
+    # temporaries.
+    before = numbers["peak_memory_bytes"] - 1.2 * numbers["activation_bytes"]
+    held = numbers.get("model_state_bytes", before)
     if spec.train.get("table_optimizer", "adamw") != "adamw":
         held *= 1 - numbers["params_memory_values"] / numbers["total_params"]
     return held * numbers["steps"] / numbers["training_tokens"]
@@ -151,15 +161,20 @@ def predict_runtime(
 ) -> RuntimePrediction:
     """Predict the training time of one trial.
 
-    The nearest measured trial in log FLOPs per token, of the same architecture if there is one,
-    gives seconds per token. The difference in FLOPs is scaled linearly above it and not at all
-    below it, since a small model is bound by launch overhead. Over a factor of more than `FAR` that
-    is the upper end of a range, of which the fastest of a guess is the lower one.
+    The nearest measured trial in log FLOPs per token and log batch size, of the same architecture
+    if there is one, gives seconds per token, and of a start once. The difference in FLOPs is scaled
+    linearly above it and not at all below it, since a small model is bound by launch overhead. Over
+    a factor of more than `FAR` that is the upper end of a range, of which the fastest of a guess is
+    the lower one.
+
+    Seconds per token hold for other batch sizes where FLOPs bound the steps. Where launches do,
+    each step takes what it took, which is the other end of the range. Of a smaller batch, a step on
+    a GPU takes the least time of a guess at least.
 
     Where the bytes of state grow by more than the FLOPs, and by more than `FAR`, the range ends at
-    the time scaled by bytes. A time of `a FLOPs + b bytes` with positive a and b grows by no more
-    than the larger of the two factors. Activations are no term of their own: per token they grow
-    with the width, FLOPs with its square.
+    the time scaled by bytes. A time of `a FLOPs + b bytes + c steps` with positive a, b and c grows
+    by no more than the largest of the three factors. Activations are no term of their own: per
+    token they grow with the width, FLOPs with its square.
 
     Args:
         spec: With accounting filled in.
@@ -174,17 +189,33 @@ def predict_runtime(
     candidates = same or list(measured)
     guess, fastest, slowest = _guess_s(spec, None if on_gpu else flops_per_second or 1.0e11)
     if candidates:
-        nearest = min(candidates, key=lambda m: abs(math.log(m.flops_per_token / flops_per_token)))
-        scale = max(1.0, flops_per_token / nearest.flops_per_token)
-        carried = tokens * nearest.s_per_token * scale
-        by_bytes = _growth(state_bytes_per_token(spec), nearest.state_bytes_per_token)
-        return RuntimePrediction(
-            seconds=carried,
-            source="measured" if same else "scaled",
-            factors=(
-                1.0 if scale <= FAR else min(1.0, fastest / carried),
-                1.0 if by_bytes <= FAR else max(1.0, by_bytes / scale),
+        batch_tokens = spec.train.get("batch_tokens")
+        nearest = min(
+            candidates,
+            key=lambda m: (
+                abs(math.log(m.flops_per_token / flops_per_token))
+                + abs(math.log(_growth(m.batch_tokens, batch_tokens)))
             ),
+        )
+        scale = max(1.0, flops_per_token / nearest.flops_per_token)
+        by_bytes = _growth(state_bytes_per_token(spec), nearest.state_bytes_per_token)
+        by_steps = _growth(nearest.batch_tokens, batch_tokens)
+        unscaled = tokens * nearest.s_per_token
+        carried = unscaled * scale
+        if on_gpu and by_steps > 1:
+            least_step_s = GUESS_GPU_STEP_S * GUESS_RANGE_GPU_STEP[0]
+            carried = max(carried, least_step_s * spec.accounting.get("steps", 0.0))
+        lowest = carried
+        if scale > FAR:
+            lowest = min(carried, fastest)
+        elif by_steps < 1:
+            lowest = min(carried, max(carried * by_steps, fastest))
+        highest = max(carried, unscaled * max(by_steps, by_bytes if by_bytes > FAR else 1.0))
+        seconds = nearest.start_s + carried
+        return RuntimePrediction(
+            seconds=seconds,
+            source="measured" if same else "scaled",
+            factors=((nearest.start_s + lowest) / seconds, (nearest.start_s + highest) / seconds),
         )
     return RuntimePrediction(
         seconds=guess, source="guess", factors=(fastest / guess, slowest / guess)
@@ -212,9 +243,9 @@ def _guess_s(spec: TrialSpec, flops_per_second: float | None) -> tuple[float, fl
     return GUESS_GPU_START_S + max(of_flops, of_steps), fastest, slowest
 
 
-def _growth(bytes_per_token: float | None, measured: float | None) -> float:
-    """Return the factor in bytes from what was measured; 1 where either is not known."""
-    return bytes_per_token / measured if bytes_per_token and measured else 1.0
+def _growth(to: float | None, of: float | None) -> float:
+    """Return the factor from `of` to `to`; 1 where either is not known."""
+    return to / of if to and of else 1.0
 
 
 def params_within(seconds: float, flops_per_second: float | None) -> float:

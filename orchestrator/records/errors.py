@@ -46,7 +46,11 @@ class ConfigProblem:
             if self.column is not None:
                 place += f":{self.column}"
         where = f"{place}: {self.key}" if self.key else place
-        return f"{where}: {self.message}; {self.fix}" if self.fix else f"{where}: {self.message}"
+        # The key ends in the field that a rule begins with: `train.lr: must be positive`.
+        field = self.key.rpartition(".")[2].partition("[")[0]
+        said = self.message.removeprefix(f"{field} ")
+        message = said if field and said.startswith("must ") else self.message
+        return f"{where}: {message}; {self.fix}" if self.fix else f"{where}: {message}"
 
 
 class ConfigError(ExperimentError):

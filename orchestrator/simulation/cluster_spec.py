@@ -61,12 +61,6 @@ class ClusterSpec:
         """GPUs in all."""
         return sum(len(node.gpus) for node in self.nodes)
 
-    @property
-    def largest_gpu_bytes(self) -> float | None:
-        """Memory of the largest GPUs; None: unknown."""
-        known = [node.gpu_memory_bytes for node in self.nodes if node.gpus]
-        return max((size for size in known if size is not None), default=None)
-
     def __str__(self) -> str:
         shapes = Counter(
             NodeShape(gpus=len(node.gpus), cpus=node.cpus, gpu_memory_bytes=node.gpu_memory_bytes)

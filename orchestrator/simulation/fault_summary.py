@@ -18,7 +18,7 @@ from orchestrator.simulation.simulate import Simulation
 
 @dataclass(frozen=True, kw_only=True)
 class FaultSummary:
-    """What faults cost; hours are of GPUs, or of cores on a cluster without."""
+    """What faults cost; hours are of GPUs, or of cores where no trial that ran holds a GPU."""
 
     node_lost: int
     """Attempts that ended with their node."""
@@ -44,7 +44,7 @@ class FaultSummary:
 
 def fault_summary(simulation: Simulation, jobs: Sequence[Job], faults: Faults) -> FaultSummary:
     """Return what faults cost the trials that ran, and what another checkpoint interval would."""
-    by_gpu = simulation.gpus > 0
+    by_gpu = simulation.by_gpu
     held = repeated = kept = 0.0
     nodes: dict[str, int] = {}
     for run in simulation.runs:

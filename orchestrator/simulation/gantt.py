@@ -85,7 +85,7 @@ def draw(
     _draw_bars(chart, simulation, scale=scale, label=label, colours=colours)
     times, occupied_rows = occupied(simulation)
     _draw_steps(busy, times / scale, occupied_rows, ceiling=gantt_rows.height(simulation))
-    busy.set_ylabel("GPUs busy" if simulation.gpus else "cores busy")
+    busy.set_ylabel("GPUs busy" if simulation.by_gpu else "cores busy")
     times, counts = still_waiting(simulation)
     _draw_steps(waiting, times / scale, counts, ceiling=max(1.0, float(counts.max())))
     waiting.set_ylabel("waiting")
@@ -129,7 +129,7 @@ def _draw_bars(
     )
     marks = _mark_faults(axes, bars, scale=scale)
     axes.set_ylim(0, gantt_rows.height(simulation))
-    axes.set_ylabel("GPU" if simulation.gpus else "core")
+    axes.set_ylabel("GPU" if simulation.by_gpu else "core")
     edges = gantt_rows.node_edges(simulation)
     if len(simulation.nodes) <= MOST_EDGES:
         for edge in edges[1:-1]:
@@ -181,7 +181,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 def occupied(simulation: Simulation) -> tuple[np.ndarray, np.ndarray]:
     """Return times, and the GPUs (without any: cores) in which trials compute from each on."""
     runs = simulation.runs
-    sizes = [run.gpus if simulation.gpus else run.trial.demand.cpus for run in runs]
+    sizes = [run.gpus if simulation.by_gpu else run.trial.demand.cpus for run in runs]
     times = [run.start_s for run in runs] + [run.end_s for run in runs]
     return _running_total(times, sizes + [-size for size in sizes], start=0.0)
 

@@ -1,6 +1,6 @@
 """Gantt rows: where each simulated trial is drawn, GPUs upwards.
 
-Time goes to the right. Where the cluster has no GPUs, rows are cores.
+Time goes to the right. Where no trial holds a GPU, rows are cores.
 """
 
 from collections import defaultdict
@@ -33,21 +33,20 @@ class _Span(NamedTuple):
 
 
 def height(simulation: Simulation) -> int:
-    """Return how many rows the chart has: GPUs, or cores where there are none."""
-    return simulation.gpus or simulation.cores
+    """Return how many rows the chart has: GPUs, or cores where no trial holds a GPU."""
+    return simulation.gpus if simulation.by_gpu else simulation.cores
 
 
 def node_edges(simulation: Simulation) -> list[int]:
     """Return where the nodes begin, and the height as the last."""
-    by_gpu = simulation.gpus > 0
-    sizes = (len(node.gpus) if by_gpu else node.cpus for node in simulation.nodes)
+    sizes = (len(node.gpus) if simulation.by_gpu else node.cpus for node in simulation.nodes)
     return list(accumulate(sizes, initial=0))
 
 
 def bars(simulation: Simulation) -> list[Bar]:
     """Return the rectangles of all trials, in the order of their starts.
 
-    Trials without a GPU are left out where the cluster has any.
+    Trials without a GPU are left out where others have one.
     """
     edges = node_edges(simulation)
     # Per GPU, or per node of cores: the spans that are taken.
@@ -55,7 +54,7 @@ def bars(simulation: Simulation) -> list[Bar]:
     found: list[Bar] = []
     for run in simulation.runs:
         for part in run.allocation:
-            if simulation.gpus:
+            if simulation.by_gpu:
                 rows = [((part.node, gpu), 1.0, part.units / UNIT) for gpu in part.gpus]
             else:
                 cores = float(simulation.nodes[part.node].cpus)

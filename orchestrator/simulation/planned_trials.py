@@ -9,10 +9,11 @@ from orchestrator.planning.runtime_prior import (
     GUESS_GPU_STEP_S,
 )
 from orchestrator.records.trial_spec import TrialSpec
-from orchestrator.scheduling.demand import Demand
+from orchestrator.scheduling.demand import Demand, Node
 from orchestrator.scheduling.gpu_sharing import memory_need, ranks_per_gpu
 from orchestrator.scheduling.policy import SHORTEST_S
 from orchestrator.scheduling.runtime_prediction import prediction_group
+from orchestrator.scheduling.trial_demand import trial_demand, with_gpu_count
 from orchestrator.scheduling.wait_queue import Waiting
 from orchestrator.simulation.checkpointing import (
     CHECKPOINT_BYTES_PER_PARAM,
@@ -33,7 +34,7 @@ def waiting_trials(plan: Plan, cluster: ClusterSpec) -> list[Waiting]:
     for order, trial in enumerate(plan.trials):
         if not trial.to_train:
             continue
-        demand = _demand(trial.spec, gpus=cluster.gpus)
+        demand = _demand(trial.spec, cluster.nodes)
         trials.append(
             Waiting(
                 trial_id=trial.spec.trial_id,
@@ -112,16 +113,10 @@ def _seconds(trial: PlannedTrial, demand: Demand, gpu_flops: float | None) -> fl
     return trial.runtime.seconds / max(1.0, demand.gpus if guessed else 1.0)
 
 
-def _demand(spec: TrialSpec, *, gpus: int) -> Demand:
-    """Return the demand of a trial on a cluster with that many GPUs."""
-    asked, ranks = spec.resources.gpus, spec.resources.ranks
-    # `auto`: one per rank where there are any.
-    count = float((ranks if gpus else 0) if isinstance(asked, str) else asked)
+def _demand(spec: TrialSpec, nodes: Sequence[Node]) -> Demand:
+    """Return the demand of a trial on that cluster."""
+    resources = with_gpu_count(spec.resources, nodes)
+    gpus = float(resources.gpus)
     peak = spec.accounting["peak_memory_bytes"]
-    return Demand(
-        cpus=spec.resources.cpus * ranks,
-        gpus=count,
-        gpu_memory_bytes=memory_need(peak, ranks=ranks_per_gpu(ranks, count)) if count else 0.0,
-        # Ranks may be apart if each has GPUs of its own, or none has any.
-        gang_size=ranks if count % ranks == 0 else 1,
-    )
+    need = memory_need(peak, ranks=ranks_per_gpu(resources.ranks, gpus)) if gpus else 0.0
+    return trial_demand(resources, gpu_memory_bytes=need)

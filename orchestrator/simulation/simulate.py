@@ -73,6 +73,11 @@ class Simulation:
         return sum(node.cpus for node in self.nodes)
 
     @cached_property
+    def by_gpu(self) -> bool:
+        """Whether hours and shares are of GPUs; of cores where no trial that ran holds a GPU."""
+        return any(run.gpus for run in self.runs)
+
+    @cached_property
     def makespan_s(self) -> float:
         """Seconds from the first start to the last end."""
         return max((run.end_s for run in self.runs), default=0.0)
@@ -111,14 +116,14 @@ class Simulation:
 
     @cached_property
     def goodput(self) -> float:
-        """Share of the GPU-seconds held (without GPUs: core-seconds) that trains what is kept.
+        """Share of the GPU-seconds held (or core-seconds: `by_gpu`) that trains what is kept.
 
         Restarts, checkpoints, repeated steps and trials that were given up are the rest.
         """
         given_up = self.given_up
         held = useful = 0.0
         for run in self.runs:
-            size = run.gpus if self.gpus else run.trial.demand.cpus
+            size = run.gpus if self.by_gpu else run.trial.demand.cpus
             held += size * run.seconds
             if run.trial.trial_id not in given_up:
                 useful += size * (run.seconds if run.kept_s is None else run.kept_s)
@@ -137,12 +142,9 @@ class Simulation:
 
     @cached_property
     def utilisation(self) -> float:
-        """Share of the GPU-seconds until the last end that trials use.
-
-        Without GPUs it is that of core-seconds.
-        """
-        available = (self.gpus or self.cores) * self.makespan_s
-        used = self.gpu_seconds if self.gpus else self.core_seconds
+        """Share of the GPU-seconds (or core-seconds: `by_gpu`) used until the last end."""
+        available = (self.gpus if self.by_gpu else self.cores) * self.makespan_s
+        used = self.gpu_seconds if self.by_gpu else self.core_seconds
         return used / available if available else 0.0
 
     def waited_s(self) -> list[float]:

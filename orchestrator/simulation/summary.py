@@ -54,7 +54,7 @@ def simulation_text(
         parts += [_summary(simulation, cluster, rate, faults), blank, hours, blank]
         parts.append(picture(simulation, label))
     else:
-        parts.append(Text("Nothing to train."))
+        parts.append(Text(f"Nothing {'can run' if simulation.impossible else 'to train'}."))
     parts += [Text(line, style="yellow") for line in _impossible(simulation)]
     return Group(*parts)
 
@@ -108,9 +108,10 @@ def _summary(
 ) -> RenderableType:
     duration, waited = units.short_duration, simulation.waited_s()
     over = simulation.makespan_s / simulation.bound_s - 1
-    what = "GPU" if simulation.gpus else "core"
-    hours = (simulation.gpu_seconds if simulation.gpus else simulation.core_seconds) / 3600
-    half, most = waited[len(waited) // 2], waited[int(0.9 * (len(waited) - 1))]
+    what = "GPU" if simulation.by_gpu else "core"
+    hours = (simulation.gpu_seconds if simulation.by_gpu else simulation.core_seconds) / 3600
+    # The shortest wait that so many did not exceed.
+    half, most = waited[-(-len(waited) // 2) - 1], waited[-(-9 * len(waited) // 10) - 1]
     table = Table.grid(padding=(0, 2))
     table.add_row(
         "makespan",
@@ -132,7 +133,7 @@ def _summary(
         table.add_row(*row)
     extra = "evaluations come on top" if faults else "start-up and evaluations come on top"
     table.add_row("times", f"{rate}; of training alone: {extra}")
-    if cluster.gpus and all(node.gpu_memory_bytes is None for node in cluster.nodes):
+    if simulation.by_gpu and all(node.gpu_memory_bytes is None for node in cluster.nodes):
         table.add_row("memory", "not looked at: say gpu_memory=80GB to see what fits")
     return table
 
@@ -175,7 +176,7 @@ def picture(simulation: Simulation, label: Mapping[str, str]) -> RenderableType:
     filled = _filled(simulation, label, names, n_rows)
     text = Text()
     spans = [
-        _span_text(row, n_rows, height, "GPU" if simulation.gpus else "core")
+        _span_text(row, n_rows, height, "GPU" if simulation.by_gpu else "core")
         for row in range(n_rows)
     ]
     width = max(map(len, spans))

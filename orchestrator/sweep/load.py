@@ -183,7 +183,7 @@ class _File:
             hub_commits=pinned,
         )
         self._sweep = sweep
-        self.diagnostics.add(sections.single_values(header.base, unknown_keys=True))
+        self.diagnostics.add(sections.single_values(header.base))
         for key, value in header.base.items():
             # A value that every trial overrides meets none of their rules. Models and data are left
             # out: their classes are anyone's, and may be slow or wrong about a field on its own.
@@ -192,7 +192,7 @@ class _File:
                 self.diagnostics.add(sections.broken_rules({key: value}))
         for entry in self._broken:
             for settings in entry.written():
-                self.diagnostics.add(sections.single_values(settings, unknown_keys=False))
+                self.diagnostics.add(sections.single_values(settings, complete=False))
         self.resolve()
         if self._broken:
             # What is wrong with their values shows in no trial.

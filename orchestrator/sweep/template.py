@@ -63,11 +63,6 @@ def sweep_text(answers: Answers, *, file: str) -> str:
         f"model: {{architecture: {base}, preset: {presets.strip('[]').split(',')[0]}}}",
         "",
         "trials:",
-        *(
-            ["  # Memory values learn faster than the rest, as in their papers (3.3 to 10 times)."]
-            if {*answers.architectures} & {*FAST_VALUES}
-            else []
-        ),
         "  # A verdict on a curve takes four sizes beyond its two or three coefficients.",
         *_entry(_rates(base), presets),
     ]
@@ -76,6 +71,10 @@ def sweep_text(answers: Answers, *, file: str) -> str:
     for other in others:
         lines += _entry({"model.architecture": other} | _rates(other), presets)
         lines.append(f"    match: {{training_flops: {base}}}")
+    first = next((i for i, line in enumerate(lines) if "train.value_lr_ratio" in line), None)
+    if first is not None:
+        remark = "Memory values learn faster than the rest, as in their papers (3.3 to 10 times)."
+        lines.insert(first, f"  # {remark}")
     lines += [
         "",
         "# Without several seeds a difference cannot be told from chance.",

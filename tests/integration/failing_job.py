@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import socket
 import threading
@@ -114,6 +115,11 @@ def storage(trial):
     Path(os.environ["CHAOS_STORAGE"].partition(":")[0]).write_text("EIO")
 
 
+def removed(trial):
+    """Somebody deletes the trial's folder while it trains."""
+    shutil.rmtree(trial.request.trial.path)
+
+
 CAUSES = {
     cause.__name__: cause
     for cause in (
@@ -128,6 +134,7 @@ CAUSES = {
         slow,
         disk_full,
         storage,
+        removed,
     )
 }
 

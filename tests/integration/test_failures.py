@@ -264,6 +264,19 @@ def test_who_is_told_beforehand_loses_no_step(failed, causes, attempt):
     assert again[0] == steps[-1] + 1
 
 
+def test_a_removed_folder_ends_no_other_trial(tmp_path, make_spec):
+    sweep = Sweep(tmp_path / "removed", make_spec)
+    sweep.add("removed")
+    sweep.add("gpu_oom")  # as good as any: it goes on to its end
+
+    sweep.run()
+
+    folder = sweep.trials["removed"].path
+    (why,) = sweep.status.unreadable
+    assert why.startswith(f"{folder}: somebody removed this folder while the trial ran; submit")
+    assert sweep.trials["gpu_oom"].state() is TrialState.DONE
+
+
 # -- full disk -----------------------------------------------------------------------------------------------------
 
 

@@ -126,7 +126,10 @@ class LayerCache:
         return self.tensors[name]
 
     def state(self, name: str) -> Tensor | None:
-        """Return a state of fixed size; None if nothing has been read."""
+        """Return a state of fixed size; None if nothing has been read.
+
+        It is the tensor that `set_state` overwrites: use it first.
+        """
         return None if self._cache.is_empty else self.tensors.get(name)
 
     def set_state(self, name: str, value: Tensor) -> None:

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from orchestrator.cli.render.progress import STATUS_STYLE
 from orchestrator.cli.render.wide_table import WideTable
-from orchestrator.node.hardware import usable_cores, visible_gpus
-from orchestrator.planning import exposures, gpu_fit, memory_fit
+from orchestrator.node.hardware import visible_gpus
+from orchestrator.planning import exposures, memory_fit, resource_fit
 from orchestrator.planning.pricing import BATCH, Plan, PlannedTrial
 from orchestrator.records import units
 from orchestrator.records.trial_spec import TrialSpec, canonical_json
@@ -56,15 +56,9 @@ def plan_tables(plan: Plan, *, slots: int, rows: int = 60, papers: bool = False)
     parts.append(_totals(plan, slots=slots))
     parts += [Text(line) for line in _cut(exposures.lines(plan), MOST_FACTS, "facts")]
     parts += [Text(str(cost)) for cost in plan.evaluations]
-    for note in (*plan.sweep.warnings, *plan.notes, *_too_large(plan, slots=slots)):
+    about_here = _too_large(plan, slots=slots)
+    for note in (*plan.sweep.warnings, *plan.notes, *plan.left_over_notes, *about_here):
         parts.append(Text(f"note: {note}", style="yellow"))
-    if plan.left_over:
-        parts.append(
-            Text(
-                f"note: kept and left alone: {units.plural(len(plan.left_over), 'trial')} on disk "
-                "no longer in the file"
-            )
-        )
     return Group(*parts)
 
 
@@ -98,12 +92,18 @@ def _sizes(
         table.add_row(
             str(number),
             spec.architecture,
-            spec.preset or "",
+            _size(spec),
             *_varied(labels, spec.trial_id),
             *(units.count(spec.accounting[key]) for key in keys),
             *((spec.recipe or "",) if recipes else ()),
         )
     return WideTable(table, keys=3 + any(labels.values()))
+
+
+def _size(spec: TrialSpec) -> str:
+    """Return the preset, or the width of a model whose size `ladder` or the file itself chose."""
+    width = spec.model.get("d_model")
+    return spec.preset or ("" if width is None else f"d_model {width}")
 
 
 def _varied(labels: Mapping[str, str], trial_id: str) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ def _costs(
         table.add_row(
             str(number),
             first.spec.architecture,
-            first.spec.preset or "",
+            _size(first.spec),
             *_varied(labels, first.spec.trial_id),
             units.flops(numbers["forward_flops_per_token"]),
             units.flops(numbers["training_flops"]),
@@ -242,7 +242,7 @@ def _totals(plan: Plan, *, slots: int) -> Text:
         "scaled": "scaled from other trials measured here",
         "guess": f"a guess, {between}; measured after the first run",
     }
-    carried = f"carried from much smaller models, {between}"
+    carried = f"carried from other model or batch sizes, {between}"
     return Text(
         f"To train: {units.plural(len(todo), 'trial')}, {units.flops(total_flops)} FLOPs, "
         f"about {units.duration(seconds)} with {slots} at a time"
@@ -253,15 +253,8 @@ def _totals(plan: Plan, *, slots: int) -> Text:
 
 def _too_large(plan: Plan, *, slots: int) -> list[str]:
     """Return what this machine cannot do, as far as it can be seen from here."""
-    notes = []
-    cores = usable_cores()
-    widest = max((t.spec.resources.cpus * t.spec.resources.ranks for t in plan.trials), default=1)
-    if widest > cores:
-        notes.append(
-            f"a trial asks for {units.plural(widest, 'core')} (cpus x ranks) and this machine has "
-            f"{cores}; it will wait here for ever"
-        )
-    notes += [f"not on this machine: {one.message}; {one.fix}" for one in gpu_fit.lacks_gpus(plan)]
+    lacking = resource_fit.fits_not_here(plan)
+    notes = [f"not on this machine: {problem.message}; {problem.fix}" for problem in lacking]
     if too_large := memory_fit.fits_not_here(plan):
         return [*notes, *(f"not on this machine: {problem.message}" for problem in too_large)]
     todo = [t for t in plan.trials if t.to_train]

@@ -218,6 +218,8 @@ class LiveSweep:
         self._printed_at = 0.0
         self._idle_since = math.inf
         """When trials began to wait while none runs."""
+        self.totals = ""
+        """The last line of totals that stays on the screen."""
 
     def __enter__(self) -> "LiveSweep":
         if self._live:
@@ -253,23 +255,32 @@ class LiveSweep:
         )
         if ended != self._printed or now - self._printed_at >= QUIET_EVERY_S:
             self._printed, self._printed_at = ended, now
-            self._console.print(totals_text(status))
+            totals = totals_text(status)
+            self.totals = totals.plain
+            self._console.print(totals)
             if status.full_disk:
                 self._console.print(Text(status.full_disk, style="red"))
             for text in (*(waits if idle else ()), *behind):
                 self._console.print(text)
 
 
-def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableType:
-    """Return how a submission ended and what to do next."""
+def outcome_text(result: "SubmissionResult", *, runs_option: str, said: str = "") -> RenderableType:
+    """Return how a submission ended and what to do next.
+
+    Args:
+        result: Of the submission.
+        runs_option: `--runs …` for the commands, with a space before it; empty for the default.
+        said: Totals that are on the screen already (`LiveSweep.totals`).
+    """
     status = result.status
-    lines: list[RenderableType] = [totals_text(status)]
+    totals = totals_text(status)
+    lines: list[RenderableType] = [] if totals.plain == said else [totals]
     for trial in status.trials:
         if trial.state is TrialState.FAILED:
             lines.append(Text(f"failed: {trial.trial_id}: {trial.reason}", style="red"))
-            lines.append(
-                Text(f"        {command()} logs {trial.trial_id}{runs_option}", style="dim")
-            )
+            # With its sweep: others may have a trial of this id.
+            name = f"{status.sweep}/{trial.trial_id}"
+            lines.append(Text(f"        {command()} logs {name}{runs_option}", style="dim"))
     if not result.interrupted:
         lines += wait_texts(status)
     if not result.drained.complete:
@@ -296,6 +307,8 @@ def outcome_text(result: "SubmissionResult", *, runs_option: str) -> RenderableT
         lines.append(
             Text(f"Stopped on request; {what}. Submit the same file again to go on.", style="bold")
         )
+    if status.totals[TrialState.DONE]:
+        lines.append(Text(f"Results: {command()} report {status.sweep}{runs_option}"))
     return Group(*lines)
 
 

@@ -253,8 +253,10 @@ def _counted(
     model, train, frame, _ = basis
     count, target = QUANTITIES[match.quantity].count, match.target_number
     assert count is not None, "measured quantities go another way"
+    # Where a run stops earlier, that is what it costs; the tokens that are solved for have no stop.
+    trained_tokens = train.stop_at_tokens or train.tokens
     if compared_tokens is not None:
-        target = count(other, frame, compared_tokens)
+        target = count(other, frame, train.stop_at_tokens or compared_tokens)
     assert target is not None, "a match has an architecture or a number"
     wanted = target
     field, written = "tokens", compared_tokens
@@ -265,11 +267,11 @@ def _counted(
             field = matching.field_of(match, model)
             written = getattr(model, field)
             # The match itself and not only what it says, because its mistakes name its place.
-            key = ("match", match, model, frame, train.tokens, wanted)
+            key = ("match", match, model, frame, trained_tokens, wanted)
             chosen, reached = sections.once(
                 key,
                 lambda: matching.solved_field(
-                    match, model, frame, target=wanted, tokens=train.tokens
+                    match, model, frame, target=wanted, tokens=trained_tokens
                 ),
             )
     except InvalidError as error:

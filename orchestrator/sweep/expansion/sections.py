@@ -6,13 +6,13 @@ is checked once.
 
 import contextlib
 import dataclasses
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.trial_spec import Logging, Resources, Retries
+from orchestrator.sweep.architecture_errors import place_and_error
 from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Settings
 from orchestrator.sweep.expansion import input_files
 from orchestrator.sweep.expansion.hub_commits import HubCommits
@@ -177,18 +177,23 @@ class Sections:
         key = ("nearest_size", *_key(draft, "model"), counterpart)
         return self.once(key, lambda: self._nearest_size(draft, counterpart))
 
-    def single_values(self, settings: Settings, *, unknown_keys: bool) -> list[Diagnostic]:
+    def single_values(self, settings: Settings, *, complete: bool = True) -> list[Diagnostic]:
         """Return what is wrong with values one by one, whatever they are combined with.
 
         For values that no trial uses as they stand: a base that every entry overrides, an entry
         that is broken elsewhere.
+
+        Args:
+            settings: The values.
+            complete: Whether they name the architecture and the source that they are for. If not,
+                keys that another one has are no mistakes.
         """
         wrong: list[Diagnostic] = []
         for section in SECTIONS:
             values = part(settings, section)
             cls = self._config_class(section, values, wrong)
             if cls is not None:
-                self._typed(section, cls, values, wrong, unknown_keys=unknown_keys)
+                self._typed(section, cls, values, wrong, complete=complete)
         return wrong
 
     def broken_rules(
@@ -256,7 +261,7 @@ class Sections:
                 self._check_recipe(recipe)
             except InvalidError as error:
                 others = {f"train.{key}": value for key, value in values.items()}
-                wrong = self.single_values(others, unknown_keys=True)
+                wrong = self.single_values(others)
                 raise InvalidError(*error.diagnostics, *wrong) from error
             defaults = dict(self._workloads.recipes()[recipe.content].fields)
         if draft.chooses_tokens:
@@ -325,7 +330,7 @@ class Sections:
                 )
             if counterpart is None:
                 others = _only(draft.settings, "model")
-                raise InvalidError(*bad, *self.single_values(others, unknown_keys=True))
+                raise InvalidError(*bad, *self.single_values(others))
         instead = f"a preset ({', '.join(module.PRESETS)})" if module.PRESETS else ""
         try:
             return self._build(
@@ -361,7 +366,7 @@ class Sections:
         values: Settings,
         wrong: list[Diagnostic],
         *,
-        unknown_keys: bool = True,
+        complete: bool = True,
     ) -> dict[str, Any]:
         """Return the values as the types of their fields, each checked alone."""
         typed = {}
@@ -369,11 +374,46 @@ class Sections:
             if key in validation.field_names(cls):
                 with collecting(wrong):
                     typed[key] = validation.check_field(cls, key, value)
-            elif unknown_keys:
+            elif complete or key not in self._known_to_any(section):
                 known = [*validation.field_names(cls), *_names_beside_fields(section)]
                 elsewhere = self._elsewhere(section)
                 wrong.append(validation.unknown_key(key, value, known, elsewhere))
         return typed
+
+    def _known_to_any(self, section: str) -> list[str]:
+        """Return every key that a section can have, whichever architecture or source it names."""
+
+        def make() -> list[str]:
+            classes = section_classes(self._workloads)[section].values()
+            fields = [name for cls in classes for name in validation.field_names(cls)]
+            return list(dict.fromkeys([*_names_beside_fields(section), *fields]))
+
+        return self.once(("known to any", section), make)
+
+    def _known_to_none(self, section: str, values: Settings) -> list[Diagnostic]:
+        """Return what is wrong with values whatever architecture or source they are for."""
+        known, elsewhere = self._known_to_any(section), self._elsewhere(section)
+        wrong = [
+            validation.unknown_key(key, value, known, elsewhere)
+            for key, value in values.items()
+            if key not in known
+        ]
+        preset = _chosen(values.get("preset")) if section == "model" else None
+        if preset is not None and isinstance(preset.content, str):
+            presets = self.once(("presets of any",), self._presets_of_any)
+            if preset.content not in presets:
+                message = f"no architecture has a preset {preset.shown}"
+                guess = messages.nearest(preset.content, presets)
+                fix = f"did you mean {guess!r}?" if guess else "PRESETS of each lists its own"
+                wrong.append(preset.diagnostic(message, fix))
+        return wrong
+
+    def _presets_of_any(self) -> list[str]:
+        found: list[str] = []
+        for name in self._workloads.architectures():
+            with contextlib.suppress(Exception):  # as in `section_classes`
+                found += self._workloads.architecture(name).PRESETS
+        return list(dict.fromkeys(found))
 
     def _model_values(
         self, draft: DraftTrial, counterpart: YamlNode | None
@@ -407,6 +447,7 @@ class Sections:
         if selector not in values and f"{section}.{selector}" in self._base:
             values[selector] = self._base[f"{section}.{selector}"]
         if selector not in values:
+            wrong += self._known_to_none(section, values)
             return None
         with collecting(wrong):
             name, module = self._module(section, values)
@@ -435,7 +476,8 @@ class Sections:
         if name.content not in names:
             fix = messages.suggestion(name.content, names)
             message = f"no {_KINDS[section]} is called {name.shown}"
-            raise InvalidError(name.diagnostic(message, fix))
+            others = self._known_to_none(section, values)
+            raise InvalidError(name.diagnostic(message, fix), *others)
         load = workloads.architecture if section == "model" else workloads.data_source
         needed = ("Config", "PRESETS") if section == "model" else ("Config",)
         try:
@@ -584,20 +626,12 @@ def _key(draft: DraftTrial, section: str) -> tuple[Any, ...]:
 
 def _import_error(name: str, error: Exception) -> str:
     """Return what went wrong while the module of that name was imported, and where."""
-    file, line = f"{name}.py", None
-    if isinstance(error, SyntaxError):
-        file, line = error.filename or file, error.lineno
-    else:
-        frames = traceback.extract_tb(error.__traceback__)
-        # A decorator fails within a library; the line that the reader can change is the module's.
-        own = [frame for frame in frames if Path(frame.filename).name == file]
-        for frame in (own or frames)[-1:]:
-            file, line = frame.filename, frame.lineno
+    place, said = place_and_error(f"{name}.py", error)
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         in_extra = error.name.partition(".")[0] in TORCH_EXTRA
         fix = "pip install 'memscale[torch]'" if in_extra else "look for a typo, or install it"
-        return f"the Python package {error.name!r} is not installed ({file}:{line}); {fix}"
-    return f"{file}:{line}: {type(error).__name__}: {error}"
+        return f"the Python package {error.name!r} is not installed ({place}); {fix}"
+    return f"{place}: {said}"
 
 
 def _names_beside_fields(section: str) -> tuple[str, ...]:

@@ -190,7 +190,10 @@ def trial_name(draft: DraftTrial) -> str:
     return ", ".join([name, *varied])
 
 
-_DECISIVE = ("train.tokens", "train.batch_tokens", "train.seq_len", "train.precision")
+_DECISIVE = (
+    *("train.tokens", "train.stop_at_tokens", "train.batch_tokens", "train.seq_len"),
+    "train.precision",
+)
 """What a solution may depend on besides data and model."""
 
 

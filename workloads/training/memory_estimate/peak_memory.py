@@ -67,6 +67,12 @@ class TrainingMemory:
     stay gathered; a block's gradients, and the message that takes them to their parts."""
 
     @property
+    def model_state(self) -> int:
+        """Count what is held through a whole step, whatever its micro batch."""
+        held = self.parameters + self.gradients + self.optimizer_state + self.weight_copies
+        return held + self.held_rows + self.usage
+
+    @property
     def peak(self) -> float:
         """Estimate the most at once.
 
@@ -75,12 +81,10 @@ class TrainingMemory:
         activations are gone. Readers of a table stand in the middle of the model: half of the
         activations are gone when their gradients are added.
         """
-        held = self.parameters + self.gradients + self.optimizer_state + self.weight_copies
-        held += self.held_rows + self.usage
         passes = (1.0 + TEMPORARIES) * self.activations + self.fetched_rows + self.own_reads
         passes += self.recording + self.gathered
         while_added = self.reader_gradients + self.activations / 2
-        return held + max(passes, while_added, self.all_reads + self.sorting)
+        return self.model_state + max(passes, while_added, self.all_reads + self.sorting)
 
 
 class Trainable(Protocol):

@@ -43,6 +43,20 @@ def test_without_a_terminal_defaults_are_taken() -> None:
     assert "did you mean dense?" in memscale_init("--architectures", "dens")[1]
 
 
+def test_the_remark_on_memory_values_stands_above_the_first_entry_that_it_is_about() -> None:
+    for names, entry in {
+        ("dense", "memory", "memory_plus"): 1,
+        ("memory", "dense"): 0,
+        ("dense", "moe"): None,
+    }.items():
+        lines = sweep_text(Answers(name="s", architectures=names), file="s.yaml").splitlines()
+        above = [i for i, line in enumerate(lines) if "Memory values learn faster" in line]
+        assert len(above) == (entry is not None)
+        if above:
+            assert "train.value_lr_ratio" in lines[above[0] + 1]
+            assert sum(line.startswith("  - ") for line in lines[: above[0]]) == entry
+
+
 def test_five_questions_are_asked_and_flags_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     answers = {"Name": "recall", "Architectures": " peer , dense", "Seeds": 2}

@@ -310,6 +310,16 @@ def test_a_trial_of_two_sweeps_is_named_with_its_sweep(tmp_path):
         find_trial(tmp_path, "dense-01")
 
 
+def test_a_long_list_of_sweeps_is_cut_with_a_sign(tmp_path):
+    for sweep in "abcdef":
+        trial = tmp_path / sweep / "trials" / "dense-01"
+        trial.mkdir(parents=True)
+        (trial / "spec.json").touch()
+
+    with pytest.raises(NotFoundError, match="6 sweeps have it; write a/dense-01 .* or …$"):
+        find_trial(tmp_path, "dense-01")
+
+
 @pytest.mark.parametrize("verb", ["logs", "generate", "evaluate", "export"])
 def test_the_help_says_how_to_name_a_trial_of_two_sweeps(verb):
     assert "SWEEP/ID where several sweeps have it" in memscale(verb, "--help")[1]

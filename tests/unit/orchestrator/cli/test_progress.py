@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from orchestrator.cli.app import find_trial
 from orchestrator.cli.render.progress import LiveSweep, outcome_text, status_table, totals_text
 from orchestrator.cli.submit import counts_text
 from orchestrator.control.status import SweepStatus, TrialStatus
@@ -37,6 +38,44 @@ def test_a_full_disk_is_told_at_once_and_when_it_is_over():
     lines = [line.strip() for line in console.file.getvalue().splitlines()]
     assert [FULL.full_disk == line for line in lines[:4]] == [False, False, True, False]
     assert lines.count(FULL.full_disk) == 2, "once in lines, once in the table"
+
+
+def test_the_last_totals_are_said_once_and_the_report_is_named():
+    spec = {"trial_id": "dense-0", "architecture": "dense", "preset": None, "seed": 0, "steps": 9}
+    done = TrialStatus(**spec, state=TrialState.DONE, step=9)
+    status = dataclasses.replace(STATUS, trials=(done,))
+    sent = DrainResult(points_waiting=0, problem=None)
+    result = SubmissionResult(status=status, interrupted=False, drained=sent)
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    with LiveSweep(console, quiet=True) as live:
+        live.update(STATUS)
+        live.update(status)
+
+    console.print(outcome_text(result, runs_option=" --runs r", said=live.totals))
+
+    assert [line.strip() for line in console.file.getvalue().splitlines()] == [
+        "s: 0 done  0 running  0 waiting",
+        "s: 1 done  0 running  0 waiting",
+        "Results: memscale report s --runs r",
+    ]
+
+
+def test_the_command_for_the_log_of_a_failed_trial_names_its_sweep(tmp_path):
+    spec = {"trial_id": "dense-0", "architecture": "dense", "preset": None, "seed": 0, "steps": 9}
+    failed = TrialStatus(**spec, state=TrialState.FAILED, step=0, reason="ValueError: no")
+    status = dataclasses.replace(STATUS, trials=(failed,))
+    sent = DrainResult(points_waiting=0, problem=None)
+    result = SubmissionResult(status=status, interrupted=False, drained=sent)
+    console = Console(width=200, file=io.StringIO(), highlight=False)
+    console.print(outcome_text(result, runs_option=f" --runs {tmp_path}"))
+    for sweep in ("s", "twin"):
+        (tmp_path / sweep / "trials" / "dense-0").mkdir(parents=True)
+        (tmp_path / sweep / "trials" / "dense-0" / "spec.json").touch()
+
+    _, verb, name, *_ = console.file.getvalue().splitlines()[-1].split()
+
+    assert verb == "logs"
+    assert find_trial(tmp_path, name).path == tmp_path / "s" / "trials" / "dense-0"
 
 
 def test_why_trials_wait_while_none_runs_is_told_after_a_moment(monkeypatch):

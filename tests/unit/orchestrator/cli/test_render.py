@@ -50,6 +50,22 @@ def tables(plan, *, width=160):
     return lines[: next(i for i, line in enumerate(lines) if " new: " in line)]
 
 
+def test_a_model_without_a_preset_is_named_by_its_width(plan):
+    trial = plan.trials[0]
+    chosen = dataclasses.replace(trial, spec=dataclasses.replace(trial.spec, preset=None))
+
+    lines = tables(dataclasses.replace(plan, trials=(chosen, *plan.trials[1:])))
+
+    width = trial.spec.model["d_model"]
+    assert sum(f"  d_model {width}  " in line for line in lines) == 2
+
+
+def test_trials_that_left_the_file_are_noted(plan):
+    lines = printed(plans.plan_tables(dataclasses.replace(plan, left_over=("dense-0",)), slots=1))
+
+    assert any(line.startswith("note: no longer in the file: 1 trial on disk") for line in lines)
+
+
 def test_a_plan_fits_160_columns_with_one_line_per_configuration(plan):
     wide, narrow = (tables(plan, width=width) for width in (400, 160))
 

@@ -1,11 +1,13 @@
 """What the command says to wrong options of Slurm, before it reads a sweep."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from orchestrator import cli
+from orchestrator.cli import submit_slurm
 
 
 def said(*words):
@@ -60,3 +62,16 @@ def test_a_model_that_no_machine_holds_is_refused_before_the_queue(monkeypatch, 
     assert result.exit_code == 2, result.output
     assert "1 trial too large" in result.output
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_submission_says_what_its_results_are_not_of(capsys):
+    plan = SimpleNamespace(
+        code_notes=("dense changed",), left_over_notes=("no longer in the file",)
+    )
+
+    submit_slurm.print_notes(plan)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "note: dense changed",
+        "note: no longer in the file",
+    ]

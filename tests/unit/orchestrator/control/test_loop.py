@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 
@@ -1088,6 +1089,66 @@ def test_a_record_damaged_while_its_trial_runs_ends_no_other(world, file, while_
         assert_set_aside(world, status, broken, file)
     for trial_id in (other, third):
         assert [a.end()["outcome"] for a in world.sweep.trial(trial_id).attempts()] == ["done"]
+
+
+@pytest.mark.parametrize("folder", ["", "attempts", "attempts/0001"])
+@pytest.mark.parametrize("while_it", ["runs", "ends"])
+def test_a_folder_removed_while_its_trial_runs_ends_no_other(world, folder, while_it):
+    removed, other, third = (world.trial(seed) for seed in range(3))
+    spec, stopped = world.sweep.trial(removed).spec(), []
+
+    def script():
+        while {removed, other} - world.launcher.running.keys():
+            yield
+        world.launcher.deaf = True  # ranks without a folder write nothing more
+        shutil.rmtree(world.sweep.trial(removed).path / folder)
+        if while_it == "runs":
+            while not stopped:
+                yield
+                stopped[:] = [stop for stop in world.launcher.stops if stop[0] == removed]
+        world.launcher.running.pop(removed)
+        world.launcher.ended.append(AttemptExit(trial_id=removed, attempt=1, exit_codes={0: 82}))
+        yield
+        yield from finish(world, other, third)
+
+    status = world.run(removed, other, third, script=script())
+
+    (sentence,) = status.unreadable
+    path = world.sweep.trial(removed).path
+    place = path / "attempts/0001" if folder else path
+    assert sentence.startswith(f"{place}: somebody removed this folder while the trial ran;")
+    assert [t.state for t in status.trials] == [TrialState.DONE, TrialState.DONE]
+    assert not status.complete
+    for trial_id in (other, third):
+        assert world.end(trial_id)["outcome"] == "done"
+
+    world.sweep.add_trials([spec])
+    world.launcher.deaf = False
+    again = world.run(removed, other, third, submission=2, script=finish(world, removed))
+    assert again.complete
+
+
+def test_an_end_that_waits_for_room_is_dropped_with_its_folder(world, monkeypatch):
+    first, second = world.trial(0), world.trial(1)
+    attempt = world.sweep.trial(first).path / "attempts" / "0001"
+
+    def full(path, record):
+        if path == attempt / "end.json" and attempt.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write_json(path, record)
+
+    def script():
+        while {first, second} - world.launcher.running.keys():
+            yield
+        world.launcher.end(first, {0: EXIT_CODES[Outcome.DISK_FULL]})
+        yield
+        yield
+        shutil.rmtree(attempt.parent.parent)
+        yield from finish(world, second, first)
+
+    monkeypatch.setattr(attempt_exits, "write_json", full)
+
+    assert world.run(first, second, script=script()).complete
 
 
 def test_what_was_set_aside_goes_on_once_its_record_is_restored(world):

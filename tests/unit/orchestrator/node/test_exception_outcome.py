@@ -1,12 +1,16 @@
 """Classification of a rank's exceptions, and its short message about GPU memory."""
 
 import errno
+from pathlib import Path
 
 import pytest
+import torch
 
-from orchestrator.node.exception_outcome import exception_outcome, short_gpu_memory_message
+from orchestrator.node.exception_outcome import exception_outcome, place, short_gpu_memory_message
 from orchestrator.records.locks import LockHeld
 from orchestrator.records.trial_spec import Outcome
+from workloads.layers.modules.linear import Linear
+from workloads.layers.modules.norms import RMSNorm
 
 
 @pytest.mark.parametrize(
@@ -83,3 +87,46 @@ SHARED_GPU = (
 )
 def test_reason_of_gpu_memory_is_about_this_process(message, short):
     assert short_gpu_memory_message(message) == short
+
+
+def caught(function, *arguments):
+    with pytest.raises(Exception) as info:  # noqa: PT011 -- of any kind
+        function(*arguments)
+    return info.value
+
+
+def test_an_error_of_a_library_has_the_place_in_the_architecture_that_led_there(tmp_path):
+    model = tmp_path / "workloads" / "architectures" / "mine.py"
+    model.parent.mkdir(parents=True)
+    model.write_text("def forward(layer, x):\n    return layer(x)\n")
+    code = {}
+    exec(compile(model.read_text(), str(model), "exec"), code)
+    x = torch.ones(2, 16)
+
+    of_torch, of_memscale = (
+        place(caught(code["forward"], layer, x))
+        for layer in (Linear(12, 16), RMSNorm(12, eps=1e-6))
+    )
+
+    assert of_torch == f"{model}:2"
+    assert of_memscale.startswith("workloads/layers/modules/norms.py:")
+    assert of_memscale.endswith(f", called in {model}:2")
+
+
+def test_an_error_of_python_has_the_place_of_its_line():
+    def unpack():
+        a, b, c = torch.ones(2, 3).shape
+        return a, b, c
+
+    found = place(caught(unpack))
+
+    assert found == f"tests/unit/orchestrator/node/{Path(__file__).name}:" + found.split(":")[-1]
+
+
+def test_what_our_code_raises_says_itself_what_is_wrong():
+    def refuse(message):
+        raise ValueError(message)
+
+    assert place(caught(refuse, "knn must be positive")) == ""
+    assert place(caught(refuse, "")) != ""
+    assert place(ValueError("never raised")) == ""

@@ -156,6 +156,32 @@ def test_more_tokens_for_one_architecture_are_told() -> None:
     )
 
 
+def of_lengths(*lengths: tuple[int, int | None]) -> list[TrialSpec]:
+    return [
+        replace(spec, train={**spec.train, "batch_tokens": 1_024, "tokens": n, "stop_at_tokens": s})
+        for spec in specs({"dense": (16,), "memory": (16,)})
+        for n, s in lengths
+    ]
+
+
+def test_tokens_that_make_the_same_steps_are_told_once() -> None:
+    (note,) = design_checks.notes(of_lengths((200_000, None), (200_704, None), (400_000, None)))
+
+    assert note == (
+        "train.tokens 200,000 and 200,704 are the same 196 steps of 1,024 tokens: trials that "
+        "differ in nothing else train twice; keep one of these"
+    )
+
+
+def test_steps_of_other_schedules_or_of_other_settings_are_not_the_same() -> None:
+    assert design_checks.notes(of_lengths((4_096, 2_000), (8_192, 2_000))) == ()
+    mixed = [spec for one in (4_096, 4_000) for spec in of_lengths((one, None))]
+    mixed = [replace(s, train={**s.train, "eps": 1 / s.train["tokens"]}) for s in mixed]
+    assert design_checks.notes(mixed) == ()
+    (note,) = design_checks.notes(of_lengths((4_096, 2_000), (4_000, 2_048)))
+    assert note.startswith("train.tokens 4,000 (stop_at_tokens 2,048) and 4,096 (stop_at_tokens 2,")
+
+
 def test_where_a_run_is_to_stop_counts_as_its_tokens() -> None:
     stopped = [
         replace(spec, train={**spec.train, "tokens": 10_000, "stop_at_tokens": 5000})

@@ -1,15 +1,19 @@
 import dataclasses
+import importlib
 import io
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from orchestrator.cli import app
 from orchestrator.cli.render.plan import plan_tables
 from orchestrator.control import node_exclusion
 from orchestrator.planning.pricing import RATES, PlannedTrial, account, make_plan, why_new
 from orchestrator.planning.runtime_prior import Measurement, RuntimePrediction
+from orchestrator.records.code_digest import ARCHITECTURES
 from orchestrator.records.json_files import write_json
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import Resources, TrialSpec
@@ -235,6 +239,64 @@ def test_what_other_sweeps_of_the_folder_have_trained_is_noted(loaded, sweep):
     assert notes() == []
 
 
+def finish(folder, specs, *, code):
+    """Let the first submission of a sweep, with this code of the architecture dense, train some."""
+    copy = folder.path / "code" / "0123" / ARCHITECTURES / "dense.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(code)
+    (folder.path / "trials").mkdir()
+    number = folder.add_submission({"trial_ids": [], "run": {"code": str(copy.parents[2])}})
+    for spec in specs:
+        trial = folder.trial(spec.trial_id)
+        trial.create(spec)
+        attempt = trial.new_attempt({"submission": number, "why": "first attempt"})
+        write_json(attempt.path / "end.json", {"outcome": "done", "reason": "", "final": True})
+        write_json(trial.path / "result.json", {"attempt": 1, "metrics": {}})
+
+
+def test_done_trials_keep_the_counts_of_what_was_trained(loaded, sweep):
+    specs = [t.spec for t in make_plan(loaded, sweep.snapshot(), MEASURED).trials]
+    counts = {**specs[0].accounting, "total_params": 6144.0}
+    del counts["vocab_size"]  # an earlier version did not count it
+    finish(sweep, [specs[0].with_accounting(counts)], code=Path(dense.__file__).read_text())
+
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
+    sweep.add_trials(trial.spec for trial in plan.trials)
+
+    assert [t.status for t in plan.trials] == ["done", "new", "new", "new"]
+    assert sweep.trial(specs[0].trial_id).spec().accounting == {**specs[0].accounting, **counts}
+    assert plan.trials[1].spec.accounting == specs[1].accounting
+    assert plan.code_notes == ()
+
+
+def test_other_code_is_told_of_this_sweep_and_of_others(loaded, sweep):
+    twin = SweepDir(sweep.path.parent / "twin")
+    finish(sweep, loaded.trials[:1], code="WIDTH = 4")
+    finish(twin, loaded.trials[1:2], code="WIDTH = 4")
+
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
+
+    (told,) = plan.code_notes
+    assert told in plan.notes
+    assert told.startswith("dense: workloads/architectures/dense.py changed since 1 of its trials")
+    assert (
+        "1 of the 3 trials to train is done in the sweep twin (1 by other code of "
+        "workloads/architectures/dense.py); this sweep trains it anew"
+    ) in plan.notes
+
+
+def test_submit_says_that_code_changed(loaded, sweep, monkeypatch):
+    finish(sweep, loaded.trials[:2], code="WIDTH = 4")
+    submit = importlib.import_module("orchestrator.cli.submit")
+    monkeypatch.setattr(submit, "_run", lambda request, **how: None)
+
+    said = CliRunner().invoke(
+        app, ["submit", str(loaded.files[0]), "--runs", str(sweep.path.parent)]
+    )
+
+    assert said.output.startswith("note: dense: workloads/architectures/dense.py changed since 2")
+
+
 def test_a_new_trial_says_what_changed(loaded, sweep):
     old = make_plan(loaded, sweep.snapshot(), MEASURED).trials[0].spec
     changed = dataclasses.replace(old, train={**old.train, "lr": 0.003}, seed=7)
@@ -249,7 +311,12 @@ def test_trials_that_left_the_file_are_kept_and_named(loaded, sweep):
     )
     sweep.trial(gone.trial_id).create(gone)
 
-    assert make_plan(loaded, sweep.snapshot(), MEASURED).left_over == (gone.trial_id,)
+    plan = make_plan(loaded, sweep.snapshot(), MEASURED)
+    assert plan.left_over == (gone.trial_id,)
+    assert plan.left_over_notes == (
+        "no longer in the file: 1 trial on disk, which status and report still count; rename the "
+        "sweep to begin anew",
+    )
 
 
 def test_predicted_wall_time_fills_the_slots_longest_first(loaded, sweep):
@@ -440,7 +507,7 @@ def test_8b_takes_passes_that_fit_the_gpus_and_is_placed_there():
             why="",
             runtime=RuntimePrediction(seconds=1.0, source="guess"),
         )
-        for gpu_bytes in (None, cluster.largest_gpu_bytes)
+        for gpu_bytes in (None, 80e9)
     ]
     fits = []
     for trial in trials:
@@ -469,3 +536,20 @@ def test_the_rank_with_the_largest_share_is_priced():
     )
 
     assert of_three / alone == pytest.approx(-(-(2**20) // 3) / 2**20, rel=1e-9)
+
+
+def test_one_new_seed_is_one_reason(loaded, sweep):
+    old = make_plan(loaded, sweep.snapshot(), MEASURED).trials[0].spec
+    known = [dataclasses.replace(old, seed=seed) for seed in (2, 0, 1)]
+
+    assert why_new(dataclasses.replace(old, seed=3), known) == "seed 0 → 3"
+
+
+def test_a_trial_that_never_started_waits(loaded, sweep):
+    spec = loaded.trials[0]
+    sweep.trial(spec.trial_id).create(spec)
+
+    trial = make_plan(loaded, sweep.snapshot(), MEASURED).trials[0]
+
+    assert (trial.status, trial.why) == ("waiting", "was submitted and has not started")
+    assert trial.to_train

@@ -75,7 +75,8 @@ def test_a_time_carried_far_is_the_upper_end_of_a_range(on_gpu):
 
 def with_state(found, state_bytes, **more):
     """Return a spec, of one step unless told, whose weights, gradients and optimizer state are so large."""
-    numbers = {"peak_memory_bytes": state_bytes + 7.0, "activation_bytes": 7.0, "steps": 1.0}
+    numbers = {"model_state_bytes": state_bytes, "activation_bytes": 7.0, "steps": 1.0}
+    numbers["peak_memory_bytes"] = state_bytes + 1.2 * 7.0 + 100.0
     return replace(found, accounting={**found.accounting, **numbers, **more})
 
 
@@ -100,6 +101,81 @@ def test_rows_that_are_not_read_are_not_passed_over():
     lazy = replace(whole, train={"table_optimizer": "lazy_adamw"})
     assert state_bytes_per_token(lazy) == 2.0
     assert state_bytes_per_token(spec()) is None
+
+
+def test_records_from_before_the_state_was_counted_tell_it_by_their_peak():
+    numbers = {"peak_memory_bytes": 8.0e6 + 1.2e9, "activation_bytes": 1.0e9, "steps": 1.0}
+    old = replace(spec(), accounting={**spec().accounting, **numbers})
+
+    assert state_bytes_per_token(old) == pytest.approx(8.0)
+
+
+def test_a_start_is_taken_once_however_long_the_training():
+    took = replace(measured(), start_s=15.0)  # 10 s a million tokens
+
+    long = predict_runtime(spec(flops=3.0e11, tokens=1.0e8), [took], flops_per_second=None)
+    larger = predict_runtime(spec(flops=3.0e10), [took], flops_per_second=None)
+
+    assert (long.seconds, long.factors) == (pytest.approx(1015.0), (1.0, 1.0))
+    assert larger.seconds == pytest.approx(115.0), "a larger model compiles no longer"
+
+
+def in_batches(batch_tokens, *, tokens=1.0e6, **more):
+    found = replace(spec(tokens=tokens, **more), train={"batch_tokens": batch_tokens})
+    return replace(found, accounting={**found.accounting, "steps": tokens / batch_tokens})
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_measurement_of_a_near_batch_is_preferred(on_gpu):
+    device = "NVIDIA H100" if on_gpu else "cpu"
+    near, far = (
+        replace(measured(s_per_token=s), device=device, batch_tokens=batch)
+        for batch, s in ((4_000, 2e-5), (64_000, 1e-5))
+    )
+
+    found = predict_runtime(in_batches(4_000), [far, near], flops_per_second=None, on_gpu=on_gpu)
+
+    assert (found.seconds, found.factors) == (pytest.approx(20.0), (1.0, 1.0))
+
+
+@pytest.mark.parametrize("flops_factor", [1.0, 2.0])
+@pytest.mark.parametrize("shorter", [2.0, 64.0])
+def test_the_range_of_a_smaller_batch_holds_steps_that_take_what_they_took(flops_factor, shorter):
+    took = replace(measured(), batch_tokens=64_000)
+    wanted = in_batches(64_000 / shorter, flops=3.0e9 * flops_factor)
+
+    found = predict_runtime(wanted, [took], flops_per_second=None)
+
+    assert found.seconds == pytest.approx(10.0 * flops_factor)
+    assert found.factors == (1.0, pytest.approx(shorter / flops_factor))
+    assert found.extrapolated == (shorter > flops_factor)
+
+
+def test_the_range_of_a_larger_batch_holds_fewer_steps_that_take_what_they_took():
+    took = replace(measured(s_per_token=1e-3), batch_tokens=1_000)
+
+    found = predict_runtime(in_batches(4_000), [took], flops_per_second=1.0e11)
+
+    assert found.seconds == pytest.approx(1000.0)
+    assert found.factors == (pytest.approx(0.25), 1.0)
+
+
+def test_many_small_steps_on_a_gpu_take_their_least_time():
+    """d32 in steps of 65,536 tokens at 14.5 M tokens/s (docs/benchmarks.md), then of 1,024."""
+    took = replace(
+        measured(flops_per_token=4.0e5, s_per_token=1 / 14.5e6),
+        device="NVIDIA H100",
+        start_s=3.0,
+        batch_tokens=65_536,
+    )
+    wanted = in_batches(1_024, flops=4.0e5 * 2.0e7, tokens=2.0e7)
+
+    found = predict_runtime(wanted, [took], flops_per_second=None, on_gpu=True)
+
+    steps = 2.0e7 / 1_024
+    low, high = (found.seconds * factor for factor in found.factors)
+    assert low == pytest.approx(3.0 + steps * 6.0e-4 / 4)
+    assert high == pytest.approx(3.0 + steps * 65_536 / 14.5e6)
 
 
 @pytest.mark.parametrize(
@@ -236,8 +312,9 @@ def test_the_rate_is_measured_in_one_thread():
 
 
 def test_finished_trials_of_all_sweeps_are_measurements_and_broken_folders_are_not(tmp_path):
-    done = SweepDir(tmp_path / "a").trial(spec().trial_id)
-    done.create(spec())
+    trained = in_batches(1_024)
+    done = SweepDir(tmp_path / "a").trial(trained.trial_id)
+    done.create(trained)
     write_json(
         done.path / "result.json",
         {
@@ -252,5 +329,6 @@ def test_finished_trials_of_all_sweeps_are_measurements_and_broken_folders_are_n
     [only] = measurements(tmp_path)
 
     assert only.architecture == "dense"
-    assert math.isclose(only.s_per_token, 2e-5)
+    assert math.isclose(only.s_per_token, 1.5e-5)
+    assert (only.start_s, only.batch_tokens) == (5.0, 1_024)
     assert measurements(tmp_path / "nowhere") == []

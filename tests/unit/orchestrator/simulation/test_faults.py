@@ -287,3 +287,20 @@ def test_the_summary_accounts_for_every_second() -> None:
     assert waiting[0] == 20
     assert waiting.min() >= 0
     assert (times[-1], waiting[-1]) == (found.makespan_s, 0)
+
+
+def test_trials_without_a_gpu_are_weighed_by_cores_wherever_they_run() -> None:
+    given = jobs(6, 4000.0, gpus=0.0)
+    faults = Faults(node_mtbf_s=20_000.0)
+    beside_gpus, alone = (
+        fault_summary(simulate_faults(nodes, given, faults), given, faults)
+        for nodes in (
+            cluster_spec.parse("nodes=3,gpus_per_node=2,cpus_per_node=2").nodes,
+            cluster_spec.parse("nodes=3,cpus_per_node=2").nodes,
+        )
+    )
+
+    assert beside_gpus == alone
+    assert beside_gpus.held_hours > 6 * 4000 / 3600
+    assert beside_gpus.best_goodput is not None
+    assert beside_gpus.best_goodput > 0.5

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from orchestrator.records import units
 from orchestrator.scheduling.demand import Demand
 from orchestrator.scheduling.wait_queue import Waiting
 from orchestrator.simulation import cluster_spec, gantt, gantt_rows, summary
@@ -45,7 +46,7 @@ def test_bars_never_cover_one_another_and_have_the_area_of_the_work(cluster, row
     bars = gantt_rows.bars(simulation)
 
     drawn = sum((bar.high - bar.low) * bar.run.seconds for bar in bars)
-    work = simulation.gpu_seconds if simulation.gpus else simulation.core_seconds
+    work = simulation.gpu_seconds if simulation.by_gpu else simulation.core_seconds
     assert drawn == pytest.approx(work)
     for i, one in enumerate(bars):
         assert 0 <= one.low < one.high <= gantt_rows.height(simulation) + 1e-6
@@ -146,3 +147,46 @@ def test_nothing_to_train_is_said():
     )
 
     assert "Nothing to train." in said
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=30))
+def test_so_many_trials_waited_no_longer_than_is_said(seconds):
+    cluster = cluster_spec.parse("gpus=1")
+    simulation = simulate(cluster.nodes, trials(*[(1, 1, s) for s in seconds]))
+    said = text_of(
+        summary.simulation_text(
+            simulation,
+            cluster,
+            name="s",
+            label=dict.fromkeys(map("t{}".format, range(30)), "a"),
+            rate="",
+        )
+    )
+    waited = simulation.waited_s()
+
+    def least(share):
+        enough = (w for w in waited if sum(one <= w for one in waited) * 10 >= share * len(waited))
+        return units.short_duration(next(enough))
+
+    text = f"half of the trials up to {least(5)}, nine of ten up to {least(9)}, all up to"
+    assert text in " ".join(said.split())
+
+
+def test_trials_that_fit_nowhere_are_something_to_train():
+    cluster = cluster_spec.parse("gpus=2")
+    simulation = simulate(cluster.nodes, trials((8, 8, 1)))
+    said = text_of(summary.simulation_text(simulation, cluster, name="s", label=LABEL, rate=""))
+
+    assert "Nothing can run." in said
+    assert "note: 1 trial cannot run there" in said
+
+
+def test_trials_without_a_gpu_are_counted_and_drawn_by_cores_beside_idle_gpus():
+    cluster = cluster_spec.parse("gpus=2")
+    simulation = simulate(cluster.nodes, trials((0, 16, 3600), (0, 16, 1800)))
+    said = text_of(summary.simulation_text(simulation, cluster, name="s", label=LABEL, rate=""))
+
+    assert simulation.goodput == 1.0
+    assert "75.0% of core-hours until then; 24.0 core-hours of training" in said
+    assert sum((b.high - b.low) * b.run.seconds for b in gantt_rows.bars(simulation)) == 24 * 3600
+    assert "gpu_memory" not in said

@@ -80,7 +80,8 @@ def test_time_is_flops_over_the_rate_of_the_gpus_a_trial_has(sweep):
 
 def test_estimated_memory_decides_what_shares_a_gpu(sweep):
     runs = sweep.parent / "runs"
-    planned = make_plan([sweep], runs, gpus_there=True, gpu_bytes=3e9)
+    nodes = cluster_spec.parse("gpus=16,gpu_memory=3GB").nodes
+    planned = make_plan([sweep], runs, gpus_there=True, nodes=nodes)
     peaks = {t.spec.trial_id: t.spec.accounting["peak_memory_bytes"] for t in planned.trials}
     found = simulated(sweep, "gpus=16,gpu_memory=3GB,gpu_flops=1e12")
     shares = {t["trial_id"]: t["gpus"] for t in found["trials"] if t["gpus"] < 1}

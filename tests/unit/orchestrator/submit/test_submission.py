@@ -53,7 +53,7 @@ def test_several_files_are_recorded_as_one_text_that_asks_for_the_same_trials(
         assert (folder / name).read_text(encoding="utf-8") in text
     again = make_plan(load_sweep(sweep.path / "sweep.yaml"), sweep.snapshot(), MEASURED)
     assert [t.spec.trial_id for t in again.trials] == [t.trial_id for t in loaded.trials]
-    assert {t.status for t in again.trials} == {"resume"}
+    assert {t.status for t in again.trials} == {"waiting"}
     assert again.sweep.question == record["question"]
 
 
@@ -249,5 +249,5 @@ def test_a_recorded_sweep_is_submitted_again_from_any_folder(
 
     again = make_plan(load_sweep(sweep.path / "sweep.yaml"), sweep.snapshot(), MEASURED)
 
-    assert {t.status for t in again.trials} == {"resume"}
+    assert {t.status for t in again.trials} == {"waiting"}
     assert [t.spec.trial_id for t in again.trials] == [t.trial_id for t in loaded.trials]

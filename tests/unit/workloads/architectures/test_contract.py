@@ -4,6 +4,7 @@ The cases are the smallest presets. What is special about an architecture stands
 file.
 """
 
+import ast
 import dataclasses
 import functools
 import math
@@ -31,6 +32,10 @@ from workloads.training.config import TrainConfig
 from workloads.training.optimizer.adamw import Optimizer
 
 VOCAB_SIZE = 37
+CACHE_HINT = (
+    "A layer of this model does not go on from its cache as it does within one pass. Does it call "
+    "set_state before it has used what state returned? docs/add-an-architecture.md"
+)
 NAMES = registry.architectures()
 
 
@@ -244,7 +249,13 @@ def test_decoding_with_a_cache_equals_the_full_pass(config):
             parts = [model(piece, cache) for piece in tokens.split(pieces, dim=1)]
 
             assert cache.lengths.tolist() == [8] * 3
-            torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                torch.cat(parts, dim=1),
+                whole,
+                rtol=1e-4,
+                atol=1e-5,
+                msg=lambda said: f"{said}\n\n{CACHE_HINT}",
+            )
 
 
 def test_greedy_decoding_adds_what_a_full_pass_says(config):
@@ -439,11 +450,55 @@ def test_flops_are_about_those_that_torch_counts(config):
 
     if expected != pytest.approx(counted, rel=0.12):
         # It does not count rows that are read, nor kernels. Then the architecture's own test does.
-        own = Path(__file__).with_name(f"test_{type(config).__module__.rpartition('.')[2]}.py")
-        assert "flops_per_token" in own.read_text() or "check_flops" in own.read_text(), (
-            f"flops_per_token is {expected:.0f}, torch counts {counted:.0f} FLOPs a token; if it "
-            f"cannot count this layer, compare with the equation in {own.name}"
+        own = _own_test(type(config).__module__.rpartition(".")[2])
+        assert _checks_flops(own), (
+            f"flops_per_token is {expected:.0f}, torch counts {counted:.0f} FLOPs a token; correct "
+            "it, or, where torch cannot count this layer, compare it with the equation in a test "
+            f"of {own.name} that calls check_flops or flops_per_token"
         )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_is_a_test_of_the_architectures_own(name):
+    own = _own_test(name)
+
+    assert own.exists(), (
+        f"{own} is missing: write it, with what is special about {name} (docs/add-an-architecture.md)"
+    )
+
+
+def _own_test(name: str) -> Path:
+    return Path(__file__).with_name(f"test_{name}.py")
+
+
+def _checks_flops(file: Path) -> bool:
+    """Whether a test in the file calls what FLOPs are compared with."""
+    tests = [
+        node
+        for node in ast.walk(ast.parse(file.read_text() if file.exists() else ""))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    called = {
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        for test in tests
+        for node in ast.walk(test)
+        if isinstance(node, ast.Call)
+    }
+    return not called.isdisjoint({"check_flops", "flops_per_token"})
+
+
+def test_only_a_call_in_a_test_checks_flops(tmp_path):
+    file = tmp_path / "test_mine.py"
+    assert not _checks_flops(file)
+    for text, checks in {
+        "# TODO: check_flops": False,
+        "def test_it(check_flops):\n    'flops_per_token'\n": False,
+        "def helper(config):\n    config.flops_per_token(7, 5)\n": False,
+        "def test_it(check_flops):\n    check_flops(Config())\n": True,
+        "def test_it():\n    assert Config().flops_per_token(7, 5).total == 9\n": True,
+    }.items():
+        file.write_text(text)
+        assert _checks_flops(file) == checks, text
 
 
 def test_bytes_per_token_name_the_groups_and_fall_with_the_batch(config):

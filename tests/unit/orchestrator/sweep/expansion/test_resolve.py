@@ -152,7 +152,7 @@ def test_match_with_a_written_model_leaves_that_model_as_it_is(load: Load) -> No
         ("{architecture: plain, preset: [tiny, small]}", "write one entry of trials for each"),
         ("[plain, table]", "must be one architecture, one model or one number, got a list"),
         ("{architecture: plain, preset: small, n_kyes: 3}", "unknown key 'n_kyes'"),
-        ("{architecture: plain, preset: small, d_ff: -1}", "d_ff must be at least 1"),
+        ("{architecture: plain, preset: small, d_ff: -1}", "d_ff: must be at least 1"),
         ("{architecture: mixer, preset: small, window: 8}", "window (8) of mixer, got 16"),
     ],
 )
@@ -342,7 +342,7 @@ def test_sequences_longer_than_a_model_reads_are_refused(problems: Problems) -> 
     )
 
     assert problem == (
-        "4:49: train.seq_len: seq_len must be at most window (8) of mixer, got 16 "
+        "4:49: train.seq_len: must be at most window (8) of mixer, got 16 "
         "(in 1 of 4 trials, first trials[0].grid model.window=8); "
         "lower train.seq_len to 8, or raise model.window"
     )

@@ -136,7 +136,7 @@ def test_a_mistake_in_the_base_is_told_once(problems: Problems) -> None:
     )
 
     assert len(found) == 1
-    assert "resources.cpus: cpus must be at least 1, got 0" in found[0]
+    assert "resources.cpus: must be at least 1, got 0" in found[0]
 
 
 def test_a_combination_says_how_many_trials_it_hits(problems: Problems) -> None:
@@ -147,7 +147,7 @@ def test_a_combination_says_how_many_trials_it_hits(problems: Problems) -> None:
         """
     )
 
-    assert "batch_tokens must be a multiple of seq_len (16), got 72" in problem
+    assert "batch_tokens[1]: must be a multiple of seq_len (16), got 72" in problem
     assert "(in 2 of 4 trials, first trials[0].grid train.batch_tokens=72" in problem
     assert problem.endswith("change it or seq_len (line 4)")
 
@@ -161,7 +161,7 @@ def test_a_mistake_of_the_whole_sweep_names_no_trial(problems: Problems) -> None
         """
     )
 
-    assert "failure must be at least 0, got -1" in problem
+    assert "retries.failure: must be at least 0, got -1" in problem
     assert "trials" not in problem
 
 
@@ -211,7 +211,7 @@ model: {architecture: plain, preset: tiny}
     other = "trials: [{set: {train.batch_tokens: 64}}, {set: {train.batch_tokens: 128}}]"
 
     assert problems(trials, header=header.replace("LR", "-1.0e-2")) == [
-        "4:57: train.lr: lr must be positive, got -0.01"
+        "4:57: train.lr: must be positive, got -0.01"
     ]
     assert load(trials, header=header.replace("LR", "1.0e-2")).trials
     odd = header.replace("LR", "1.0e-2").replace("batch_tokens: 64", "batch_tokens: 40")
@@ -291,7 +291,7 @@ def test_what_a_recipe_makes_impossible_names_it(problems: Problems) -> None:
     (problem,) = problems("", header=WITH_RECIPE.replace("64_000", "640"))
 
     assert problem == (
-        "4:31: train.tokens: tokens must be at least batch_tokens (1024), got 640; "
+        "4:31: train.tokens: must be at least batch_tokens (1024), got 640; "
         "change it or batch_tokens (from the recipe)"
     )
 
@@ -342,8 +342,10 @@ model: {type: plain, hidden_size: 8, d_ff: 16}
         "train.batch_size",
         "train.learning_rate",
         "model.type",
+        "model.hidden_size",
     ]
-    assert found[-1].endswith("did you mean 'architecture'?")
+    assert found[-2].endswith("did you mean 'architecture'?")
+    assert found[-1].endswith("did you mean 'd_model'?")
 
 
 @pytest.mark.parametrize(
@@ -369,3 +371,57 @@ def test_what_is_no_list_of_seeds_is_answered_with_one(problems: Problems, writt
     (problem,) = problems(f"seeds: {written}")
 
     assert problem.endswith("; write for example [0, 1, 2]")
+
+
+def test_a_key_without_its_section_hides_no_other_mistake(problems: Problems) -> None:
+    found = problems(
+        """
+        trials:
+          - grid: {model.presett: [tiny], train.lrr: [1.0e-2], nonsense: [1]}
+          - grid: {model.architecture: [table], model.n_keys: [8], nonsense: [1], resources.cpu: [1]}
+          - set: {architecture: table, model.n_keys: 8}
+        """
+    )
+
+    assert [text.split(";")[0].partition(" ")[2] for text in found] == [
+        "trials[0].grid.model.presett: unknown key 'presett'",
+        "trials[0].grid.train.lrr: unknown key 'lrr'",
+        "trials[0].grid.nonsense: unknown key 'nonsense'",
+        "trials[1].grid.nonsense: unknown key 'nonsense'",
+        "trials[1].grid.resources.cpu: unknown key 'cpu'",
+        "trials[2].set.architecture: unknown key 'architecture'",
+    ], "keys that another architecture has may be right"
+
+
+def test_an_unknown_name_hides_no_key_and_preset_that_nobody_knows(problems: Problems) -> None:
+    header = """
+name: test
+data: {source: number, n: 10, m: 1}
+train: {tokens: 640, batch_tokens: 64, seq_len: 16, lr: 1.0e-2}
+model: {architecture: plan, preset: tinny, n_keys: 8, n_layer: 2}
+"""
+    found = problems("", header=header)
+
+    assert found == [
+        "3:16: data.source: no data source is called number; did you mean 'numbers'?",
+        "3:31: data.m: unknown key 'm'; there are source, path, extra, n, seed",
+        "5:23: model.architecture: no architecture is called plan; did you mean 'plain'?",
+        "5:37: model.preset: no architecture has a preset tinny; did you mean 'tiny'?",
+        "5:55: model.n_layer: unknown key 'n_layer'; did you mean 'n_layers'?",
+    ]
+
+
+def test_a_broken_entry_without_an_architecture_is_searched_too(problems: Problems) -> None:
+    header = """
+name: test
+data: {source: numbers, n: 10}
+train: {tokens: 640, batch_tokens: 64, seq_len: 16, lr: 1.0e-2}
+"""
+    found = problems(
+        "trials: [{grid: {model.presett: [tiny], model.n_keys: [8], nonsense: [1]}}]", header=header
+    )
+
+    assert [text.split(";")[0].partition("grid.")[2] for text in found] == [
+        "model.presett: unknown key 'presett'",
+        "nonsense: unknown key 'nonsense'",
+    ]

@@ -79,7 +79,7 @@ def test_no_mixer_is_made_too_short_for_the_sequence(tmp_path):
     short = module.Config(**{**module.PRESETS["10m"], "max_seq_len": 128}).param_count(vocab_size)
     match = f"{{total_params: {short.total}, solve: max_seq_len}}"
 
-    with pytest.raises(ConfigError, match=r"seq_len must be at most max_seq_len \(1\d\d\)"):
+    with pytest.raises(ConfigError, match=r"seq_len: must be at most max_seq_len \(1\d\d\)"):
         _compared(tmp_path, [f"{{set: {{model.architecture: linformer}}, match: {match}}}"])
 
 

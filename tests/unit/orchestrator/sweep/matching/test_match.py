@@ -144,6 +144,25 @@ def test_any_closed_form_can_be_matched(load: Load, quantity: str, target: int) 
     assert told.ratio == pytest.approx(1, abs=0.01)
 
 
+@pytest.mark.parametrize("target", ["3.0e+7", "plain"])
+def test_training_flops_are_those_until_the_stop(load: Load, target: str) -> None:
+    sweep = load(
+        f"""
+        trials:
+          - set: {{model.architecture: table, model.d_model: 24}}
+            list:
+              - {{train.tokens: 512}}
+              - {{train.tokens: 2_048, train.stop_at_tokens: 512}}
+            match: {{training_flops: {target}}}
+        """
+    )
+    whole, stopped = (sweep.matches[trial.trial_id] for trial in sweep.trials)
+
+    assert whole.trial.startswith("table tiny, train.tokens 512")
+    assert "train.stop_at_tokens 512" in stopped.trial
+    assert dataclasses.replace(stopped, trial=whole.trial) == whole
+
+
 def test_what_was_chosen_is_told_once_for_all_seeds_and_learning_rates(load: Load) -> None:
     sweep = load(
         """

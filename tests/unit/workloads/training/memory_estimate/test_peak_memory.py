@@ -167,7 +167,7 @@ def test_one_without_tables_takes_sixteen_bytes_a_parameter():
     none, some = (_estimate(config, _train(), micro_batch_tokens=tokens) for tokens in (0, 1000))
     half = _estimate(config, _train(), micro_batch_tokens=0, precision="bf16")
 
-    assert none.peak == 16 * count.total
+    assert none.peak == none.model_state == some.model_state == 16 * count.total
     activations = 1000 * config.activation_bytes_per_token(VOCAB_SIZE, SEQ_LEN, precision="fp32")
     assert some.peak - none.peak == pytest.approx(1.2 * activations)
     assert half.peak - none.peak == 2 * (count.total - count.embedding)

@@ -2,7 +2,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator import cli
-from orchestrator.planning import gpu_fit
+from orchestrator.planning import resource_fit
 from orchestrator.planning.pricing import make_plan
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.sweep.load import load_sweep
@@ -15,6 +15,7 @@ model: {architecture: dense, preset: d16}
 seeds: [0, 1]
 """
 NONE = "2 trials cannot start: {} asks for 1 GPU and there are none"
+FEW = "2 trials cannot start: {} asks for 64 cores and there are 2"
 
 
 @pytest.fixture
@@ -22,13 +23,13 @@ def file(tmp_path):
     return tmp_path / "small.yaml"
 
 
-def planned(file, gpus):
-    file.write_text(f"{SWEEP}resources: {{gpus: {gpus}}}\n", encoding="utf-8")
+def planned(file, resources):
+    file.write_text(f"{SWEEP}resources: {{{resources}}}\n", encoding="utf-8")
     return make_plan(load_sweep(file), SweepDir(file.parent / "runs" / "small").snapshot(), ())
 
 
 def visible(monkeypatch, *gpus):
-    monkeypatch.setattr(gpu_fit, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(resource_fit, "visible_gpus", lambda: gpus)
 
 
 @pytest.mark.parametrize(
@@ -46,22 +47,36 @@ def visible(monkeypatch, *gpus):
 def test_trials_that_ask_for_more_gpus_than_there_are(file, monkeypatch, asked, there, fits):
     visible(monkeypatch, *there)
 
-    assert (gpu_fit.lacks_gpus(planned(file, asked)) == []) == fits
+    assert (resource_fit.fits_not_here(planned(file, f"gpus: {asked}")) == []) == fits
 
 
 def test_of_the_gpus_of_a_machine_fewer_may_be_used(file, monkeypatch):
     visible(monkeypatch, "0", "1")
-    plan = planned(file, 2)
+    plan = planned(file, "gpus: 2")
 
-    assert gpu_fit.lacks_gpus(plan) == []
-    (problem,) = gpu_fit.lacks_gpus(plan, gpus=1)
+    assert resource_fit.fits_not_here(plan) == []
+    (problem,) = resource_fit.fits_not_here(plan, gpus=1)
     assert problem.message.endswith("asks for 2 GPUs and there is 1")
 
 
+@pytest.mark.parametrize(
+    ("asked", "cores", "fits"),
+    [("cpus: 2", 2, True), ("cpus: 3", 2, False), ("cpus: 2, ranks: 2", 3, False)],
+)
+def test_trials_that_ask_for_more_cores_than_there_are(file, monkeypatch, asked, cores, fits):
+    monkeypatch.setattr(resource_fit, "usable_cores", lambda: cores)
+
+    assert (resource_fit.fits_not_here(planned(file, asked)) == []) == fits
+    assert (resource_fit.fits_not_here(planned(file, asked), cpus=1)) != []
+    assert (resource_fit.fits_not_here(planned(file, asked), cpus=4)) == []
+
+
 @pytest.mark.parametrize("launcher", ["ray", "process", "debug"])
-def test_submit_refuses_at_once_what_cannot_start(file, monkeypatch, launcher):
+@pytest.mark.parametrize(("resources", "lacking"), [("gpus: 1", NONE), ("cpus: 64", FEW)])
+def test_submit_refuses_at_once_what_cannot_start(file, monkeypatch, launcher, resources, lacking):
     visible(monkeypatch)
-    said = NONE.format(planned(file, 1).trials[0].spec.trial_id)
+    monkeypatch.setattr(resource_fit, "usable_cores", lambda: 2)
+    said = lacking.format(planned(file, resources).trials[0].spec.trial_id)
     runs = file.parent / "runs"
 
     refused, plan = (
