@@ -73,7 +73,7 @@ def _plain(value: Any) -> Any:
     """Return a value as JSON has it; what JSON lacks is an object with one key."""
     if isinstance(value, Law):
         _check_registered(value)
-        return {"$law": value.name, "bounds": {k: list(v) for k, v in value.bounds.items()}}
+        return {"$law": value.name, "bounds": _plain(value.bounds)}
     if dataclasses.is_dataclass(value):
         fields = {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"$class": type(value).__name__, **fields}
@@ -95,7 +95,7 @@ def _restored(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "$law" in value:
-        law, bounds = as_law(value["$law"]), value.get("bounds")
+        law, bounds = as_law(value["$law"]), _restored(value.get("bounds"))
         return law.within(bounds) if bounds else law
     if "$float" in value:
         return float(value["$float"])

@@ -31,7 +31,7 @@ from analysis.fitting.objective import Objective
 from analysis.fitting.result import FitStatus, HoldOut, LawFit
 from analysis.fitting.run_warnings import check_groups, check_outliers, check_table
 from analysis.fitting.verdict import too_few_for_intervals
-from analysis.loading.columns import HasTable, Runs, as_columns, numbers
+from analysis.loading.columns import HasTable, Runs, as_columns, numbers, seeds_of
 from analysis.loading.validation import ALL_KINDS
 
 Array = NDArray[np.float64]
@@ -56,6 +56,9 @@ class FitControls:
     (`analysis/fitting/interval_calibration.py`); False takes those at `level`."""
     rows: NDArray[np.int64] | None = None
     """(n,): what warnings call the rows, where they are a part of a table; None counts from 0."""
+    configurations: NDArray[np.int64] | None = None
+    """(n,): of which each run is a seed, for warnings alone; None leaves it to `clusters` and the
+    columns of the table."""
 
 
 _DEFAULT = FitControls()
@@ -91,8 +94,8 @@ def fit_law(
         clusters: Configuration (or run, for checkpoints) per row, or the column that holds it; rows
             of one are resampled together. None makes rows of equal inputs one configuration.
         objective: What is minimised. None is the law's own: mostly Huber(1e-3) of log errors.
-        sigma: (n,) standard deviations of residuals, or their column: relative ones (0.01 is one
-            per cent) where residuals are of logs. A run counts 1 / sigma^2.
+        sigma: (n,) standard deviations of residuals, one for all, or their column: relative ones
+            (0.01 is one per cent) where residuals are of logs. A run counts 1 / sigma^2.
         fixed: Known parameters and their values, in the units of the data.
         bounds: Parameters and the two values that they lie between.
         n_draws: Resamples behind the intervals; 0 for none.
@@ -121,7 +124,11 @@ def fit_law(
     # warnings, too.
     data = read_fit_data(law, runs, outcome, columns, clusters, objective, sigma)
     controls, stated_sd = _weighted(controls, runs, sigma, len(data.y))
-    warnings = check_table(law, runs, data, outcome, clusters is not None, accept, controls.rows)
+    seeds = controls.configurations
+    if seeds is None:
+        seeds = seeds_of(runs, clusters, data.places)
+    named = clusters is not None
+    warnings = check_table(law, runs, data, outcome, named, seeds, accept, controls.rows)
     # Too few or equal runs are a status, not an error: of many fits one may have no numbers.
     problem, found = _optimise(law, data, objective, controls)
     fit = _without_numbers(law, data, objective, outcome, level, found, warnings, controls.weights)
@@ -188,10 +195,16 @@ def _weighted(
     """
     if sigma is None:
         if controls.weights is not None:
-            numbers({"controls.weights": controls.weights}, "controls.weights")
+            given = numbers({"controls.weights": controls.weights}, "controls.weights")
+            if len(given) != n:
+                raise ValueError(
+                    f"controls.weights: {len(given)} values for {n} runs; give one per run"
+                )
         return controls, float("nan")
     if controls.weights is not None:
         raise ValueError("sigma: controls.weights are given, too; give one of the two")
+    if not isinstance(sigma, str) and np.ndim(sigma) == 0:
+        sigma = np.full(n, sigma)
     named = {"sigma": sigma} if not isinstance(sigma, str) else runs
     values = numbers(named, sigma if isinstance(sigma, str) else "sigma")
     if len(values) != n:

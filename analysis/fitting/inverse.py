@@ -1,8 +1,9 @@
 """Inverse of a fitted law: which size has a given outcome, all others held.
 
 The curve of every resample is followed along the size and read off where it first crosses the
-outcome (inverse regression; Draper and Smith 1998, section 3.2). Curves that are beyond it from the
-beginning count as zero, those that never reach it as infinite. So an interval may lack either end.
+outcome (inverse regression; Draper and Smith 1998, section 3.2). Curves that lead
+away from it at the smallest sizes count as zero, others that never reach it as infinite. So an
+interval may lack either end.
 """
 
 from collections.abc import Mapping
@@ -41,8 +42,8 @@ def size_reaching(
         at: All other inputs, in their own units.
 
     Returns:
-        The size, low and high: 0 where the first size on the way is beyond that outcome already,
-        infinite where none has it, NaN for an interval without draws.
+        The size, low and high: 0 where smaller sizes than the first on the way come closer to that
+        outcome or have passed it, infinite where none has it, NaN for an interval without draws.
 
     Raises:
         ValueError: If the fit has no numbers, or an input is missing or not the law's.

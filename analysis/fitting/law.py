@@ -437,8 +437,8 @@ class LawProblem:
         for i, (low, high) in enumerate((self.law.internal_bounds() / self._units).T):
             if low == high or low > self.upper[i] or high < self.lower[i]:
                 # Where the runs alone would have the parameter elsewhere, what is given counts.
-                self.lower[i] = max(low, high - VANISHING) if np.isinf(low) else low
-                self.upper[i] = high
+                self.lower[i] = high - VANISHING if np.isinf(low) else low
+                self.upper[i] = low + VANISHING if np.isinf(high) else high
             elif not np.isnan(low):
                 self.lower[i], self.upper[i] = max(self.lower[i], low), min(self.upper[i], high)
 

@@ -39,6 +39,7 @@ from analysis.loading.columns import (
     labels,
     numbers,
     row_numbers,
+    seeds_of,
 )
 from analysis.loading.validation import ALL_KINDS
 
@@ -176,7 +177,10 @@ def fit_partial(
         clusters=cells.labels[there] if clusters is not None else None,
         n_draws=n_draws,
         accept=accept,
-        controls=FitControls(rows=cells.numbers[there]),
+        controls=FitControls(
+            rows=cells.numbers[there],
+            configurations=None if cells.seeds is None else cells.seeds[there],
+        ),
         **options,
     )
     fit = replace(fit, columns=cells.columns)
@@ -232,6 +236,8 @@ class _Cells:
     places: NDArray[np.int64]
     """The same number for rows of equal inputs."""
     labels: NDArray[Any]
+    seeds: NDArray[np.int64] | None
+    """Configuration of which each row is a seed, where the table or the caller says it."""
     reasons: Sequence[str]
     names: Sequence[str]
     numbers: NDArray[np.int64]
@@ -273,6 +279,7 @@ def _read_cells(
         among=np.isfinite(y),
     )
     configurations = labels(table, clusters, equal_rows(*inputs.values()))
+    seeds = seeds_of(table, clusters, equal_rows(*inputs.values()))
     reasons = _reasons(table, outcome, y)
     rows = row_numbers(table, len(y))
     known = table["trial_id"] if "trial_id" in table else [f"row {i}" for i in rows]
@@ -292,6 +299,7 @@ def _read_cells(
         there=there,
         places=places,
         labels=np.append(configurations, [f"excluded {i}" for i in range(n)]),
+        seeds=None if seeds is None else np.append(seeds, np.full(n, -1)),
         reasons=[*reasons, *excluded["reason"]],
         names=[*map(str, known), *excluded["trial_id"].map(str)],
         numbers=np.append(rows, np.full(n, -1)),

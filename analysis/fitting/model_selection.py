@@ -31,7 +31,7 @@ from analysis.fitting.law import Law, as_law
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit, LawPrediction
 from analysis.fitting.summary import given
-from analysis.loading.columns import HasTable, Runs, as_columns, column_of, names_of
+from analysis.loading.columns import HasTable, Runs, as_columns, find_column, names_of
 
 MOST_KEPT = 4
 """Candidates refitted with intervals."""
@@ -86,7 +86,7 @@ def choose_law(
 
     All candidates predict the same runs: the largest quarter of the configurations, or fewer, but
     two at least, where a candidate could not be fitted to the rest. A candidate that cannot be
-    fitted without them has no rank.
+    fitted without them has no rank. With `sigma`, a run counts 1 / sigma in the mean error.
 
     Args:
         runs: Columns, one row per run; none of them is kept back for the caller's own test.
@@ -183,9 +183,15 @@ def _candidates(
 def _named(laws: Sequence[Law]) -> dict[str, Law]:
     """Return laws by name; those of one name by what was given of their parameters, or equation.
 
+    Those that these do not tell apart are numbered.
+
     Raises:
-        ValueError: If two laws are the same in all of this.
+        ValueError: If two laws are the same.
     """
+    for i, law in enumerate(laws):
+        if any(_same(law, earlier) for earlier in laws[:i]):
+            name = ", ".join(filter(None, [law.name, given(law)]))
+            raise ValueError(f"laws: {name} is given twice; leave one out")
     names = [law.name for law in laws]
     for details in ([given(law) for law in laws], [law.equation for law in laws]):
         count = Counter(names)
@@ -193,10 +199,17 @@ def _named(laws: Sequence[Law]) -> dict[str, Law]:
             f"{name}, {detail}" if detail and count[name] > 1 else name
             for name, detail in zip(names, details, strict=True)
         ]
-    twice = [name for name, n in Counter(names).items() if n > 1]
-    if twice:
-        raise ValueError(f"laws: {twice[0]} is given twice; leave one out, or compare them apart")
+    earlier = [names[:i].count(name) for i, name in enumerate(names)]
+    names = [f"{name} ({n + 1})" if n else name for name, n in zip(names, earlier, strict=True)]
     return dict(zip(names, laws, strict=True))
+
+
+def _same(one: Law, other: Law) -> bool:
+    """Return whether two laws have the same form, and the same is known of their parameters."""
+    return type(one) is type(other) and all(
+        getattr(one, what) == getattr(other, what)
+        for what in ("name", "equation", "inputs", "parameters", "example", "bounds")
+    )
 
 
 def _has_inputs(law: Law, runs: Runs, columns: Mapping[str, str]) -> bool:
@@ -204,8 +217,8 @@ def _has_inputs(law: Law, runs: Runs, columns: Mapping[str, str]) -> bool:
 
     Memory is 0 in all runs of a sweep of dense models, which says nothing of a law of memory.
     """
-    found = [column_of(runs, name, columns) for name in law.inputs]
-    return all(name in runs and len(set(runs[name])) > 1 for name in found)
+    found = [find_column(runs, name, columns) for name in law.inputs]
+    return all(name is not None and len(set(runs[name])) > 1 for name in found)
 
 
 def _same_hold_out(
@@ -239,9 +252,16 @@ def _same_hold_out(
 
 
 def _held_out_errors(fit: LawFit) -> NDArray[np.float64]:
-    """Return |predicted - observed| per held-out run (n,)."""
+    """Return |predicted - observed| per held-out run (n,), times how much it counts (`_shares`)."""
     assert fit.hold_out is not None
-    return np.abs(fit.hold_out.errors)
+    return np.abs(fit.hold_out.errors) * _shares(fit)
+
+
+def _shares(fit: LawFit) -> NDArray[np.float64]:
+    """Return 1 / sigma of each held-out run (n,), one on average: noise tells no laws apart."""
+    assert fit.hold_out is not None
+    inverse = np.sqrt(fit.weights[fit.hold_out.rows])
+    return np.asarray(inverse / inverse.mean())
 
 
 def _as_good(errors: NDArray[np.float64], best: NDArray[np.float64]) -> bool:
@@ -298,9 +318,10 @@ def compare_laws(
     Of laws of one name, the names say what was given of their parameters, or their equation.
     All laws predict the same runs, as in `choose_law`. Laws that cannot come last, without an
     error; `hold_out_note` of their fits says why. Columns of the table are `hold_out_error` (mean
-    absolute error), `hold_out_rms` (root mean square) and `hold_out_bias` (mean; above 0 the law
-    promises too much). They are of log errors, or in the units of the outcome where a law is
-    fitted in them (`residual="value"`).
+    absolute error), `hold_out_rms` (root mean square) and `hold_out_bias` (mean; above 0
+    predictions are too high). They are of log errors, or in the units of the outcome where a law is
+    fitted in them (`residual="value"`). With `sigma`, a run counts 1 / sigma in the first, and
+    1 / sigma^2 in the others.
 
     Args:
         laws: Fitted to the same runs.
@@ -323,9 +344,10 @@ def compare_laws(
     in_units = any(fit.objective_of.residual == "value" for fit in fits.values())
     rows = []
     for name, fit in fits.items():
-        errors = np.asarray([np.nan])
+        errors, shares = np.asarray([np.nan]), np.ones(1)
         if fit.hold_out is not None:
             errors = fit.hold_out.errors if in_units else fit.hold_out.log_errors
+            shares = _shares(fit)
         aic, bic = information(fit)
         rows.append(
             {
@@ -333,9 +355,9 @@ def compare_laws(
                 "status": str(fit.status),
                 "n_free": fit.n_free,
                 "objective": fit.objective,
-                "hold_out_error": float(np.abs(errors).mean()),
-                "hold_out_rms": float(np.sqrt(np.mean(errors**2))),
-                "hold_out_bias": float(errors.mean()),
+                "hold_out_error": float(np.mean(np.abs(errors) * shares)),
+                "hold_out_rms": float(np.sqrt(np.average(errors**2, weights=shares**2))),
+                "hold_out_bias": float(np.average(errors, weights=shares**2)),
                 "aic": aic,
                 "bic": bic,
                 "sentence": fit.sentence,

@@ -129,7 +129,7 @@ class HoldOut:
 
     @property
     def bias(self) -> float:
-        """Mean log error: above 0 the law promises too high a loss."""
+        """Mean log error: above 0 predictions are too high."""
         return float(self.log_errors.mean())
 
     @property
@@ -400,8 +400,9 @@ class LawFit:
     ) -> tuple[float, float, float]:
         """Return which size has the outcome y, as (size, low, high).
 
-        Each is 0 where the law has passed y at the smallest size followed, a thousandth of the
-        smallest run's, and inf where no size up to a thousand times the largest has y.
+        Each is 0 where smaller sizes than those followed, a thousandth of the smallest run's, come
+        closer to y or have passed it. It is inf where no size up to a thousand times the largest
+        has y.
 
         Args:
             y: Outcome to reach, in its own units.

@@ -27,6 +27,7 @@ def check_table(
     data: FitData,
     outcome: str,
     seeds_named: bool,
+    configurations: NDArray[np.int64] | None,
     accept: Collection[str],
     rows: NDArray[np.int64] | None,
 ) -> list[str]:
@@ -36,8 +37,14 @@ def check_table(
     refuse_bad_units(check_size_units(sizes, rows=rows), accept=accept)
     found: list[DataWarning | None] = []
     if (y > 0).all():
-        configurations = np.unique(data.labels, return_inverse=True)[1] if seeds_named else None
-        found += check_runs(inputs, y, outcome=outcome, configurations=configurations, rows=rows)
+        found += check_runs(
+            inputs,
+            y,
+            outcome=outcome,
+            seeds_named=seeds_named,
+            configurations=configurations,
+            rows=rows,
+        )
     if "flops" in runs and {"params", "tokens"} <= set(inputs):
         # The law does not use them, so it is no reason to refuse.
         flops = np.asarray(column(runs, "flops"))

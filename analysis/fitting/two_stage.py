@@ -38,6 +38,7 @@ from analysis.loading.columns import (
     in_words,
     labels,
     numbers,
+    seeds_of,
 )
 from analysis.loading.run_checks import check_runs
 from analysis.loading.size_units import check_size_units
@@ -233,8 +234,8 @@ def fit_chain(
             f"{np.median(outcomes[second]):.4g}, and the levels of {link.name} are shares"
         )
     configurations = labels(runs, clusters, equal_rows(*table.values()))
-    named = None if clusters is None else np.unique(configurations, return_inverse=True)[1]
-    warnings = _warnings(table, losses, first, loss, named, accept)
+    seeds = seeds_of(runs, clusters, equal_rows(*table.values()))
+    warnings = _warnings(table, losses, first, loss, clusters is not None, seeds, accept)
     # One set of resamples for both stages, so that their errors stay together.
     needs = [(first, [*table.values()], law.n_free), (second, [losses], link.n_free)]
     weights = _resamples(configurations, needs, law.min_spare, n_draws=n_draws, seed=seed)
@@ -406,6 +407,7 @@ def _warnings(
     losses: Array,
     among: Mask,
     name: str,
+    seeds_named: bool,
     configurations: NDArray[np.int64] | None,
     accept: Collection[str],
 ) -> tuple[str, ...]:
@@ -416,6 +418,7 @@ def _warnings(
         {k: v[among] for k, v in table.items()},
         losses[among],
         outcome=name,
+        seeds_named=seeds_named,
         configurations=None if configurations is None else configurations[among],
         rows=np.flatnonzero(among),
     )

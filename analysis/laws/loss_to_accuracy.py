@@ -51,8 +51,8 @@ class Sigmoid(Saturating):
             self.anchor = (0.0, 1.0)
         self.parameters = self._parameters("L0", "losses", "6.9 nats")
         self.example = self._example(L0=2.9, k=4.0)
-        floor = self._floor_name
-        self.equation = f"accuracy = {floor} + (ceiling - {floor}) / (1 + exp(k·(L - L0)))"
+        floor, ceiling = self._floor_name, self._ceiling_name
+        self.equation = f"accuracy = {floor} + ({ceiling} - {floor}) / (1 + exp(k·(L - L0)))"
 
     def features(self, inputs: Mapping[str, Array]) -> Array:
         """Return -L, the logarithm of x."""
@@ -91,6 +91,8 @@ class Exponential(LinearScaleLaw):
     def __init__(self, *, fixed_eps: float | None = None) -> None:
         """Fix the value at infinite loss where it is known (the error of a guess, 1 - chance)."""
         self.fixed_eps = fixed_eps
+        if fixed_eps is not None:
+            self.equation = f"y = {fixed_eps:g} - k·exp(-gamma·L)"
         self.levels_are_shares = fixed_eps is not None and fixed_eps <= 1  # else it may be an NLL
         level = np.inf if fixed_eps is None else 0.0
         lowest = GAMMA_RANGE[0] if fixed_eps is None else KNOWN_GAMMA

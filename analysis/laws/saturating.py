@@ -62,15 +62,20 @@ class Saturating(LinearScaleLaw):
         self.floor, self.fixed_ceiling = floor, fixed_ceiling
         self.parameters = self._parameters("x0", "sizes", "a thousandfold")
         self.example = self._example(x0=1e6, k=1.2)
+        low, top = self._floor_name, self._ceiling_name
         self.equation = (
-            "y = ceiling / (1 + (x0/x)^k)"
+            f"y = {top} / (1 + (x0/x)^k)"
             if floor == 0
-            else f"y = {self._floor_name} + (ceiling - {self._floor_name}) / (1 + (x0/x)^k)"
+            else f"y = {low} + ({top} - {low}) / (1 + (x0/x)^k)"
         )
 
     @property
     def _floor_name(self) -> str:
         return "floor" if self.floor is None else f"{self.floor:g}"
+
+    @property
+    def _ceiling_name(self) -> str:
+        return "ceiling" if self.fixed_ceiling is None else f"{self.fixed_ceiling:g}"
 
     def _example(self, **shape: float) -> Mapping[str, float]:
         levels = {"floor": 0.25} if self.floor is None else {}

@@ -8,6 +8,7 @@ changes the rest. Rows say which architecture they are of by a number 0, 1, ... 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ Array = NDArray[np.float64]
 
 class SharedCoefficients(Law):
     """A sum of powers whose parameters in `own` are fitted for each group, named like A[memory].
+
+    Bounds of the law are kept; those of an own parameter hold in every group.
 
     Example:
         >>> from analysis.laws.chinchilla import CHINCHILLA
@@ -68,7 +71,11 @@ class SharedCoefficients(Law):
             np.asarray([place.get(n, place.get(f"{n}[{g}]", -1)) for n in law.parameter_names])
             for g in groups
         ]
-        self.example = {p.name: law.example[p.name.split("[")[0]] for p in self.parameters}
+        theirs = {p.name: p.name.split("[")[0] for p in self.parameters}
+        self.example = {mine: law.example[name] for mine, name in theirs.items()}
+        self.bounds = MappingProxyType(
+            {mine: law.bounds[name] for mine, name in theirs.items() if name in law.bounds}
+        )
 
     @property
     def groups(self) -> tuple[str, ...]:

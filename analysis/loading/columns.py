@@ -55,17 +55,46 @@ def as_columns(runs: Runs | HasTable) -> Runs:
     return cast("Runs", runs.table)
 
 
-def column_of(runs: Runs, name: str, columns: Mapping[str, str] | None = None) -> str:
-    """Return the column that holds an input of a law: the named one, its own, or one of `OURS`.
+def find_column(
+    runs: Runs,
+    name: str,
+    columns: Mapping[str, str] | None = None,
+    *,
+    among: Sequence[str] | None = None,
+) -> str | None:
+    """Return the column that holds an input of a law, None if there is none.
 
     Args:
         runs: The table.
         name: Of the input.
         columns: Inputs to the columns that the caller named.
+        among: Where an input that is not named is looked for, in this order. None is the column of
+            its name and then `OURS`.
     """
     if columns and name in columns:
-        return columns[name]
-    return next((c for c in (name, *OURS.get(name, ())) if c in runs), name)
+        among = [columns[name]]
+    elif among is None:
+        among = [name, *OURS.get(name, ())]
+    return next((c for c in among if c in runs), None)
+
+
+def column_of(
+    runs: Runs,
+    name: str,
+    columns: Mapping[str, str] | None = None,
+    *,
+    among: Sequence[str] | None = None,
+) -> str:
+    """Return what `find_column` does.
+
+    Raises:
+        ValueError: If there is none; the message names the most similar ones.
+    """
+    found = find_column(runs, name, columns, among=among)
+    if found is None:
+        theirs = (columns or {}).get(name, name)
+        raise _no_column(runs, theirs, f"the column of {name}: columns={{'{name}': '…'}}")
+    return found
 
 
 def taken(columns: Mapping[str, str]) -> str:
@@ -85,19 +114,33 @@ def column(runs: Runs, name: str) -> Any:
     """
     if name in runs:
         return runs[name]
+    raise _no_column(
+        runs,
+        name,
+        "the column that holds it: outcome='…' for the outcome, "
+        "columns={'params': '…'} for an input of the law",
+    )
+
+
+def _no_column(runs: Runs, name: str, how: str) -> ValueError:
+    """Return the error of a missing column.
+
+    Args:
+        runs: The table.
+        name: Of the column.
+        how: What the caller can name in its place, and how.
+    """
     there = [str(c) for c in runs]
     near = get_close_matches(name, there, n=2, cutoff=0.6)
     near = near or [c for c in there if len(name) > 2 and name.lower() in c.lower()][:2]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     if "trial_id" in there and not len(runs["trial_id"]):
-        raise ValueError(
+        return ValueError(
             f"{name}: no such column, and no row; the notes and `excluded` of what analysis.load "
             "returned say why no run counts"
         )
-    raise ValueError(
-        f"{name}: no such column; {hint}there are {names_of(runs)}; give {name}, too, "
-        "or name the column that holds it: outcome='…' for the outcome, "
-        "columns={'params': '…'} for an input of the law"
+    return ValueError(
+        f"{name}: no such column; {hint}there are {names_of(runs)}; give {name}, too, or name {how}"
     )
 
 
@@ -190,6 +233,24 @@ def labels(
             f"clusters: must name one configuration per run ({len(same_inputs)}), got {len(found)}"
         )
     return found
+
+
+def seeds_of(
+    runs: Runs,
+    clusters: Sequence[Any] | NDArray[Any] | str | None,
+    same_inputs: NDArray[np.int64],
+) -> NDArray[np.int64] | None:
+    """Return a number per run (n,), the same for seeds of one configuration; None if unknown.
+
+    `clusters` says it, and so do the columns `configuration` and `seed` of memscale's own tables.
+    Arguments are those of `labels`.
+    """
+    if clusters is None:
+        ours = [runs[c] for c in ("configuration", "seed") if c in runs]
+        if [np.shape(c) for c in ours] != 2 * [same_inputs.shape]:
+            return None
+        clusters = "configuration"
+    return np.unique(labels(runs, clusters, same_inputs), return_inverse=True)[1]
 
 
 def equal_rows(*columns_: Array) -> NDArray[np.int64]:

@@ -46,7 +46,7 @@ def check_runs(
     places = equal_rows(*inputs.values())
     diverged = _far_above_smaller(inputs, y)
     found = [
-        None if seeds_named or configurations is not None else _repeated(places, y, outcome, rows),
+        None if seeds_named else _repeated(places, y, outcome, rows),
         _diverged(diverged, y, outcome, rows) if diverged else None,
         check_equal_sizes(places, y, outcome, set(diverged), configurations, rows),
     ]

@@ -57,6 +57,7 @@ ACCOUNTING = (
     "steps",
     "bytes_read_per_token",
     "bytes_read_per_token_batch64",
+    "model_state_bytes",
     "activation_bytes",
     "peak_memory_bytes",
     "vocab_size",

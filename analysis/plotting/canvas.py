@@ -43,9 +43,18 @@ def styled() -> AbstractContextManager[None]:
     return matplotlib.rc_context({k: v for k, v in STYLE.items() if now[k] == default[k]})
 
 
+class NotebookFigure(Figure):
+    """A figure that a notebook shows as its picture without pyplot."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        """Return the picture of `save`, and its width and height as IPython displays them."""
+        width, height = (round(inches * self.dpi) for inches in self.get_size_inches())
+        return image(self, "png"), {"width": width, "height": height}
+
+
 def new_figure(width: float, height: float, *, layout: Any = "constrained") -> Figure:
     """Return a figure of that size in inches, on a canvas of its own instead of pyplot's."""
-    figure = Figure(figsize=(width, height), layout=layout)
+    figure = NotebookFigure(figsize=(width, height), layout=layout)
     FigureCanvasAgg(figure)
     return figure
 

@@ -78,6 +78,8 @@ FIGURES: Mapping[type, Callable[..., Figure | None]] = {
 def draw(result: Any, **options: Any) -> Any:
     """Return the matplotlib figure of a result, or of several of one kind.
 
+    As the last line of a notebook's cell it is shown.
+
     Args:
         result: What a fit returned; laws and chains also as a mapping by architecture,
             multipliers also as a list.

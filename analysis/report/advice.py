@@ -29,7 +29,7 @@ def advice(
     fits: SweepFits,
     comparison: ArchitectureComparison,
     *,
-    sweep: str,
+    sweep: str | None,
     excluded: pd.DataFrame | None = None,
 ) -> tuple[str, ...]:
     """Return what to run next, the most useful first; a sentence or two each.
@@ -38,7 +38,7 @@ def advice(
         answer: Of the sweep.
         fits: Of `analysis.fit_sweep`.
         comparison: Whose design chose among planned trials.
-        sweep: Name, for commands to type.
+        sweep: Name, for commands to type; None of several, or of none.
         excluded: Trials that do not count (`Runs.excluded`); None is none.
     """
     unfinished = _unfinished(excluded, sweep)
@@ -61,12 +61,14 @@ def advice(
         found.append(
             f"Add sizes further apart: many curves fit the runs of {whose} equally well,"
             " and no trial left or further seed changes that."
-            f" `memscale next {sweep} --candidates more.yaml` chooses among those of another file."
+            f" `memscale next {sweep or 'SWEEP'} --candidates more.yaml` chooses among those of"
+            " another file."
         )
     elif design is not None:
         names = ", ".join(one.candidate.name for one in design.chosen)
         what = f"Run {names}: " if names else ""
-        found.append(f"{what}{design.sentence}. `memscale next {sweep}` writes the sweep file.")
+        writes = f" `memscale next {sweep}` writes the sweep file." if sweep else ""
+        found.append(f"{what}{design.sentence}.{writes}")
     if not found and answer.differences.differences:
         found.append(
             "Train larger sizes: what is measured here says nothing beyond the largest of them."
@@ -74,22 +76,27 @@ def advice(
     return tuple(found)
 
 
-def _unfinished(excluded: pd.DataFrame | None, sweep: str) -> tuple[str, ...]:
+def _unfinished(excluded: pd.DataFrame | None, sweep: str | None) -> tuple[str, ...]:
     """Return that planned trials wait or run, if some do, and how they go on."""
-    states = [] if excluded is None else [str(state) for state in excluded["state"]]
-    n_running, n_waiting = states.count("running"), states.count("waiting")
-    if n_waiting:
+    if excluded is None:
+        return ()
+    left = excluded[excluded["state"].isin(["running", "waiting"])]
+    if not len(left):
+        return ()
+    names = sorted(set(left["sweep"].astype(str)))
+    several = len(names) > 1
+    which = "the sweep" if names == [sweep] else f"sweep{'s' if several else ''} {some_of(names)}"
+    trials = plural(len(left), "planned trial")
+    status = " and ".join(f"`memscale status {name}`" for name in names)
+    if (left["state"] == "waiting").any():
         return (
-            f"Finish the sweep first: {plural(n_waiting + n_running, 'planned trial')} of it"
-            " without a result. Submit the sweep file again, or see"
-            f" `memscale status {sweep}`.",
+            f"Finish {which} first: {trials} of {'them' if several else 'it'} without a result."
+            f" Submit the sweep {'files' if several else 'file'} again, or see {status}.",
         )
-    if n_running:
-        return (
-            f"Make the report again when the sweep has ended: {plural(n_running, 'planned trial')}"
-            f" without a result (`memscale status {sweep}`).",
-        )
-    return ()
+    return (
+        f"Make the report again when {which} {'have' if several else 'has'} ended: {trials}"
+        f" without a result ({status}).",
+    )
 
 
 def _seeds(answer: SweepAnswer) -> list[str]:

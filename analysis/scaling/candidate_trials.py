@@ -148,7 +148,7 @@ def candidates_of(
     done = set(table["trial_id"]) if "trial_id" in table else set()
     configurations: dict[str, list[Any]] = {}
     for trial in trials:
-        configurations.setdefault(_configuration_key(trial.spec), []).append(trial)
+        configurations.setdefault(trial.spec.configuration_id, []).append(trial)
     for members in configurations.values():
         members.sort(key=lambda t: int(t.spec.seed))
     found: list[Candidate] = []
@@ -185,16 +185,6 @@ def candidates_of(
             )
     n = len(configurations)
     return found, [f"{k} of {n} configurations: {why}" for why, k in notes.items()]
-
-
-def _configuration_key(spec: Any) -> str:
-    """Return what trials have in common that differ in their seed alone."""
-    settings = sorted(
-        (key, str(value))
-        for section in (spec.model, spec.train, spec.data)
-        for key, value in section.items()
-    )
-    return f"{spec.architecture} {sorted(spec.accounting.items())} {settings}"
 
 
 def _candidate(trials: Sequence[Any], laws: ArchitectureLaws, **known: Any) -> Candidate:

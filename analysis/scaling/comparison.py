@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.loading.load import Runs
+from analysis.formatting import some_of
+from analysis.loading.load import Runs, sweep_names
 from analysis.scaling.architecture_laws import ArchitectureLaws
 from analysis.scaling.best_settings import LENGTH
 from analysis.scaling.candidate_trials import propose_from
@@ -100,8 +101,8 @@ def compare_architectures(
     no_cost = _no_cost(laws, runs, fits)
     curves, no_multipliers = _all_multipliers(laws, fits.baseline, runs, no_cost, progress)
     frontiers, no_frontier = _frontiers(laws, no_cost, progress)
-    one_sweep = runs.sweep if isinstance(runs.sweep, str) else None
-    design, no_design = _design(laws, every, trials, progress, sweep=one_sweep)
+    names = sweep_names(runs.sweep) or []
+    design, no_design = _design(laws, every, trials, progress, sweeps=names)
     left_out = tuple(f"Without {name}: {why}." for name, why in laws.left_out.items())
     pooled = _pooled(runs)
     return ArchitectureComparison(
@@ -193,14 +194,17 @@ def _design(
     trials: Sequence[Any],
     progress: Progress,
     *,
-    sweep: str | None,
+    sweeps: Sequence[str],
 ) -> tuple[ExperimentalDesign | None, tuple[str, ...]]:
     """Return the next runs among planned trials, or why there are none."""
+    if not trials and len(sweeps) > 1:
+        each = some_of([f"`memscale next {name}`" for name in sweeps])
+        return None, (f"Next runs are chosen for one sweep at a time: {each}.",)
     if not trials:
         return None, (
             "Nothing to choose from: the trials of the sweep are not known where this page was"
-            f" made. `memscale next {sweep or 'SWEEP'} --candidates more.yaml` chooses among"
-            " those of any sweep file.",
+            f" made. `memscale next {sweeps[0] if sweeps else 'SWEEP'} --candidates more.yaml`"
+            " chooses among those of any sweep file.",
         )
     progress("next runs")
     try:

@@ -26,7 +26,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from analysis.fitting.bootstrap import percentile_interval
-from analysis.fitting.fit_law import fit_law
+from analysis.fitting.fit_law import FitControls, fit_law
 from analysis.fitting.law import without_views
 from analysis.fitting.objective import Objective
 from analysis.fitting.result import LawFit
@@ -42,6 +42,7 @@ from analysis.loading.columns import (
     equal_rows,
     labels,
     numbers,
+    seeds_of,
     taken,
 )
 from analysis.loading.size_units import check_size_units
@@ -249,6 +250,7 @@ def fit_isoflop(
     # method.
     options: dict[str, Any] = {"accept": accept, "objective": objective, "n_draws": n_draws}
     options |= {"seed": seed, "level": level, "hold_out": hold_out}
+    options["controls"] = FitControls(configurations=table.seeds)
     parametric = fit_law(CHINCHILLA, table.parametric, clusters=table.named_clusters, **options)
     return IsoflopFit(
         lines=MappingProxyType(lines),
@@ -282,6 +284,8 @@ class _Table:
     named_clusters: NDArray[Any] | None
     """Clusters that the caller named: rows of equal sizes could be duplicates, which `fit_law`
     warns of."""
+    seeds: NDArray[np.int64] | None
+    """Configuration of which each run is a seed, where the table or the caller says it."""
 
     def curves(self, size: str, within: float | None) -> list[tuple[Array, Array]]:
         """Return ln(size) less its mean and loss of every budget that could have an optimum."""
@@ -310,7 +314,8 @@ def _read(
     refuse_bad_units(check_size_units(table), accept=accept)
     flops = table.pop("flops")
     groups, compute = _groups(flops, column(runs, budgets) if isinstance(budgets, str) else budgets)
-    configurations = labels(runs, clusters, equal_rows(*table.values()))
+    places = equal_rows(*table.values())
+    configurations = labels(runs, clusters, places)
     kinds = {"architecture": runs["architecture"]} if "architecture" in runs else {}
     return _Table(
         sizes=table,
@@ -323,6 +328,7 @@ def _read(
         labels=configurations,
         parametric=table | {"loss": loss} | kinds,
         named_clusters=None if clusters is None else configurations,
+        seeds=seeds_of(runs, clusters, places),
     )
 
 

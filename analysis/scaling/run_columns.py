@@ -15,6 +15,7 @@ from analysis.loading.columns import (
     Runs,
     as_columns,
     column,
+    column_of,
     equal_rows,
     numbers,
     row_numbers,
@@ -159,9 +160,7 @@ class RunColumns:
 
     def column_of(self, name: str) -> str:
         """Return the column that holds an input of the law."""
-        if name in self.columns:
-            return self.columns[name]
-        return next((c for c in COLUMNS[name] if c in self.runs), name)
+        return column_of(self.runs, name, self.columns, among=COLUMNS[name])
 
     @property
     def _stored(self) -> str | None:

@@ -17,8 +17,7 @@ import pandas as pd
 
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.result import LawFit
-from analysis.laws.power import PowerLaw
-from analysis.laws.saturating import Saturating
+from analysis.laws.registry import CURVES
 from analysis.loading.schema import IDENTITY, SETTINGS
 from analysis.loading.validation import ALL_KINDS
 from analysis.scaling.best_settings import size_names, size_settings
@@ -201,11 +200,10 @@ def _configurations(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _fit(spec: CurveSpec, rows: pd.DataFrame, **options: Any) -> LawFit:
-    laws = {"power_law": PowerLaw(), "saturating": Saturating()}
-    if spec.law not in laws:
-        raise ValueError(f"law must be power_law or saturating, got {spec.law!r}")
+    if spec.law not in CURVES:
+        raise ValueError(f"law must be {' or '.join(CURVES)}, got {spec.law!r}")
     return fit_law(
-        laws[spec.law],
+        CURVES[spec.law],
         {
             "x": rows[spec.x].to_numpy(dtype=np.float64),
             spec.outcome: rows[spec.outcome].to_numpy(dtype=np.float64),

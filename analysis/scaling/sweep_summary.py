@@ -225,7 +225,10 @@ def _data_warnings(table: pd.DataFrame, series: Mapping[str, str]) -> list[str]:
         loss = rows["loss"].to_numpy(dtype=np.float64)
         configurations = pd.factorize(rows["configuration"])[0]
         trials = rows["trial_id"].tolist()
-        for doubt in check_runs(inputs, loss, outcome="loss", configurations=configurations):
+        doubts = check_runs(
+            inputs, loss, outcome="loss", seeds_named=True, configurations=configurations
+        )
+        for doubt in doubts:
             where = ", ".join(f"row {i} is {trials[i]}" for i in doubt.rows[:3])
             found.append(f"{name}: {doubt.sentence} ({where})")
     return found

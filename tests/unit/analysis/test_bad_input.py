@@ -136,6 +136,17 @@ def test_an_error_lists_few_of_many_columns():
         fit_law("power", of_a_sweep())
 
 
+@pytest.mark.parametrize("columns", [{}, {"tokens": "tokns"}])
+@pytest.mark.parametrize("fit", [law, chain, isoflop, families, choice, partial])
+def test_a_missing_input_is_named_in_what_helps(fit, columns):
+    table = {k: v for k, v in runs().items() if k != "tokens"}
+
+    with pytest.raises(ValueError, match="no such column; .*: columns={'tokens': '…'}") as raised:
+        fit(table, columns=columns)
+
+    assert str(raised.value).startswith(f"{columns.get('tokens', 'tokens')}: ")
+
+
 @pytest.mark.parametrize("fit", [law, chain, isoflop])
 def test_text_among_numbers_is_named(fit):
     table = runs()
@@ -247,6 +258,37 @@ def test_seeds_of_one_configuration_are_of_one_kind_however_far_apart():
     assert "have equal sizes, and mean loss is" in of_two.sentence
     stages = [chain(both, clusters=np.tile(np.arange(24), 2)), chain(both, clusters=np.arange(48))]
     assert ["two recipes" in " ".join(found.warnings) for found in stages] == [False, True]
+
+
+def of_budgets(table, **options):
+    budgets = [f"budget {i // 6}" for i in range(24)] * 2
+    return isoflop(table, budgets=budgets, accept={"flops"}, **options).parametric
+
+
+@pytest.mark.parametrize("fit", [law, chain, of_budgets, partial])
+def test_a_table_of_memscale_says_which_runs_are_seeds(fit):
+    both = {k: np.append(v, v) for k, v in runs().items()}
+    both["loss"][24:] *= 0.9
+    both["seed"] = np.repeat([0, 1], 24)
+    names = np.asarray([f"dense-{i:08x}" for i in range(24)])
+
+    seeds = fit({**both, "configuration": np.tile(names, 2)})
+    two_each = fit({**both, "configuration": np.append(names, np.char.add(names, "0"))})
+
+    assert "two recipes" not in words(seeds)
+    assert "have equal sizes, and mean loss is" in words(two_each)
+
+
+def test_a_table_of_memscale_that_is_there_twice_has_duplicates():
+    both = {k: np.append(v, v) for k, v in runs().items()}
+    names = [f"dense-{i:08x}" for i in range(24)]
+
+    assert "duplicate runs" in law({**both, "configuration": names * 2, "seed": [0] * 48}).sentence
+
+
+def words(found):
+    """Warnings of a fit, also of one inside."""
+    return " ".join(getattr(found, "fit", found).warnings)
 
 
 def test_two_architectures_under_one_name_are_seen_in_the_residuals():

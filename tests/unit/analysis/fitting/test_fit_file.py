@@ -43,6 +43,16 @@ def test_a_file_gives_the_same_answers(tmp_path):
     same(fitted(), analysis.load_fit(tmp_path / "fit.json"))
 
 
+def test_a_bound_without_an_end_comes_back(tmp_path):
+    bounds = {"E": (1.5, float("inf"))}
+    runs = make_runs(CHINCHILLA, 24, noise=0.01)
+    fit = fit_law("chinchilla", runs, bounds=bounds, n_draws=0)
+
+    fit.save(tmp_path / "fit.json")
+
+    assert dict(load_fit(tmp_path / "fit.json").law.bounds) == bounds
+
+
 def test_a_fit_without_numbers_can_be_saved(tmp_path):
     empty = fit_law("chinchilla", make_runs(CHINCHILLA, 4, noise=0))
     empty.save(tmp_path / "fit.json")

@@ -275,6 +275,11 @@ def test_a_worth_of_memory_far_from_one_is_found_with_another_parameter_held():
             {"sigma": np.ones(20), "controls": FitControls(weights=np.ones(20))},
             "controls.weights are given, too",
         ),
+        ({"sigma": -0.1}, "sigma, row 0: must be positive"),
+        (
+            {"controls": FitControls(weights=np.ones(19))},
+            "controls.weights: 19 values for 20 runs; give one per run",
+        ),
         (
             {"controls": FitControls(weights=np.arange(20))},
             "controls.weights, row 0: must be positive",
@@ -284,6 +289,28 @@ def test_a_worth_of_memory_far_from_one_is_found_with_another_parameter_held():
 def test_mistakes_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         quick(CHINCHILLA, make_runs(CHINCHILLA, 20, noise=0.01), **options)
+
+
+def test_one_sigma_is_that_of_all_runs():
+    runs = make_runs(CHINCHILLA, 20, noise=0.01)
+
+    one, all_ = (quick(CHINCHILLA, runs, sigma=s) for s in (0.01, np.full(20, 0.01)))
+
+    assert dict(one.parameters) == dict(all_.parameters)
+    assert one.stated_sd == all_.stated_sd == pytest.approx(0.01)
+
+
+def test_a_bound_far_above_the_runs_may_have_no_other_end():
+    x = np.geomspace(1e6, 1e9, 12)
+    runs = {"x": x, "y": 0.9 / (1 + 1e8 / x)}
+
+    open_, closed = (
+        quick(Saturating(), runs, outcome="y", bounds={"x0": (1e14, end)})
+        for end in (math.inf, 1e15)
+    )
+
+    assert open_.status == "hit_bound"
+    assert dict(open_.parameters) == pytest.approx(dict(closed.parameters))
 
 
 def test_log_of_y_plus_c_is_the_minimum_of_its_own_sum():

@@ -232,5 +232,65 @@ def test_laws_of_one_name_are_told_apart():
     levels = [Saturating(), Saturating(floor=None)]
     table, _ = compare_laws(levels, curves, outcome="y", n_draws=0)
     assert set(table["law"]) == {f"saturating, {law.equation}" for law in levels}
-    with pytest.raises(ValueError, match="^laws: chinchilla, .* is given twice; leave one out"):
-        compare_laws(["chinchilla", "chinchilla"], runs, n_draws=0)
+
+
+def test_fixed_levels_and_hidden_digits_tell_laws_apart():
+    x = np.geomspace(1e6, 1e9, 12)
+    curves = {"x": x, "y": 0.9 / (1 + 1e8 / x)}
+    near = [CHINCHILLA.within({"alpha": (a, a)}) for a in (0.3400001, 0.34000012)]
+
+    levels, _ = compare_laws(
+        [Saturating(), Saturating(fixed_ceiling=0.9)], curves, outcome="y", n_draws=0
+    )
+    digits, fits = compare_laws(near, make_runs(CHINCHILLA, 20, noise=0.001), n_draws=0)
+
+    assert set(levels["law"]) == {
+        f"saturating, y = {top} / (1 + (x0/x)^k)" for top in ("ceiling", "0.9")
+    }
+    name = f"chinchilla, alpha = 0.34, {CHINCHILLA.equation}"
+    assert set(digits["law"]) == {name, f"{name} (2)"}
+    assert fits[f"{name} (2)"].law.bounds["alpha"] == (0.34000012, 0.34000012)
+
+
+@pytest.mark.parametrize("bounds", [{}, {"alpha": (0.3, 0.3)}])
+def test_a_law_given_twice_is_refused(bounds):
+    twice = [CHINCHILLA.within(bounds), CHINCHILLA.within(bounds)]
+    said = ", alpha = 0.3" if bounds else ""
+
+    with pytest.raises(ValueError, match=f"^laws: chinchilla{said} is given twice; leave one out$"):
+        compare_laws(twice, make_runs(CHINCHILLA, 20, noise=0.001), n_draws=0)
+
+
+@pytest.mark.parametrize("ranked", ["choose", "compare"])
+def test_noisy_held_out_runs_count_as_little_as_in_the_fit(ranked):
+    """Of ten held-out runs six have eighty times the noise of the others, and hide the true law."""
+    runs = make_runs(CHINCHILLA, 40, noise=0)
+    largest = np.argsort(runs["params"] * runs["tokens"])[-10:]
+    sigma = np.full(40, 0.001)
+    sigma[largest[4:]] = 0.08
+    laws, options = ["chinchilla", CHINCHILLA.within({"alpha": (0.3, 0.3)})], {"objective": SQUARES}
+    options |= {"sigma": sigma, "n_draws": 0}
+    first = []
+    for seed in range(8):
+        noise = np.exp(sigma * np.random.default_rng(seed).standard_normal(40))
+        noisy = runs | {"loss": runs["loss"] * noise}
+        if ranked == "choose":
+            first.append(choose_law(noisy, laws, **options).table["candidate"][0])
+        else:
+            first.append(compare_laws(laws, noisy, **options)[0]["law"][0])
+
+    assert first.count("chinchilla") >= 7
+
+
+def test_errors_with_sigma_are_weighted_means():
+    runs = make_runs(CHINCHILLA, 40, noise=0.01)
+    sigma = np.linspace(0.005, 0.02, 40)
+
+    table, fits = compare_laws([CHINCHILLA], runs, sigma=sigma, objective=SQUARES, n_draws=0)
+
+    held = fits["chinchilla"].hold_out
+    errors, inverse = held.log_errors, 1 / sigma[held.rows]
+    row = table.loc[0]
+    assert row["hold_out_error"] == pytest.approx(np.average(np.abs(errors), weights=inverse))
+    assert row["hold_out_rms"] ** 2 == pytest.approx(np.average(errors**2, weights=inverse**2))
+    assert row["hold_out_bias"] == pytest.approx(np.average(errors, weights=inverse**2))

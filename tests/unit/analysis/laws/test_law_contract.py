@@ -10,7 +10,7 @@ from analysis.fitting.law import LawProblem
 from analysis.fitting.objective import SQUARES, Objective
 from analysis.fitting.result import FitStatus
 from analysis.fitting.synthetic import make_inputs, make_runs
-from analysis.laws.registry import all_laws, law_named
+from analysis.laws.registry import CURVES, all_laws, law_named
 
 LAWS = sorted(all_laws().items())
 every_law = pytest.mark.parametrize("law", [law for _, law in LAWS], ids=[n for n, _ in LAWS])
@@ -59,6 +59,21 @@ def test_it_says_what_it_is(law):
     assert any(character.isdigit() for character in law.source), "a source has a year"
     assert set(law.example) == set(law.parameter_names)
     assert law_named(law.name) is law
+
+
+def test_curves_of_one_size_have_names_and_are_no_candidates():
+    assert [law_named(name) for name in CURVES] == list(CURVES.values())
+    assert set(CURVES) == {"power_law", "saturating"}
+    assert not set(CURVES) & set(all_laws())
+
+
+def test_a_misspelt_law_is_guessed():
+    with pytest.raises(
+        ValueError, match=r"law: no 'chinchila'; did you mean chinchilla\? there are"
+    ):
+        law_named("chinchila")
+    with pytest.raises(ValueError, match=r"law: no 'zzz'; there are batch_tokens"):
+        law_named("zzz")
 
 
 @every_law

@@ -37,6 +37,15 @@ def test_known_parameters_come_back_without_noise():
     np.testing.assert_allclose(fit.residuals, 0, atol=1e-9)
 
 
+def test_the_printed_name_fits_the_same_curve():
+    runs = {"x": X, "loss": noisy(0.02)}
+
+    named, made = (fit_law(law, runs, n_draws=0) for law in ("power_law", PowerLaw()))
+
+    assert named.summary().startswith("power_law: ")
+    assert named.parameters == made.parameters
+
+
 def test_intervals_hold_the_truth_and_grow_with_the_noise():
     widths = []
     for scale in (0.005, 0.02):

@@ -105,3 +105,15 @@ def test_bad_arguments():
             SharedCoefficients(CHINCHILLA, own=["A"], groups=GROUPS),
             two_architectures() | {"group": np.full(60, 7.0)},
         )
+
+
+def test_bounds_of_the_law_are_kept():
+    bounded = CHINCHILLA.within({"alpha": (0.5, 0.5), "A": (100.0, 200.0)})
+    law = SharedCoefficients(bounded, own=["A"], groups=GROUPS)
+
+    fit = fit_law(law, two_architectures(), objective=SQUARES, n_draws=0, hold_out=False)
+
+    assert law.n_free == 5
+    assert fit.parameters["alpha"] == pytest.approx(0.5)
+    assert all(99.99 < fit.parameters[f"A[{g}]"] < 200.01 for g in GROUPS)
+    assert "alpha = 0.5, A[dense] within 100..200, A[memory] within 100..200" in fit.summary()

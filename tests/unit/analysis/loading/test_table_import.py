@@ -191,8 +191,11 @@ def test_a_run_twice_with_two_results_is_no_seed():
     runs = analysis.load(pd.concat([frame, again]))
 
     assert runs.excluded["reason"].tolist() == [
-        "duplicate: run r4 stands in row 4 already, with another result; keep the right one"
+        "duplicate: run r4 stands in row 4 already, with another result (loss); keep the right one"
     ]
+    without_loss = frame.rename(columns={"loss": "factual_recall"}).assign(factual_recall=0.5)
+    runs = analysis.load(pd.concat([without_loss, without_loss.iloc[[4]]]))
+    assert "r4 stands in row 4 already, with the same result" in runs.excluded["reason"].item()
 
 
 def test_checkpoints_of_a_run_are_no_duplicates():
@@ -276,7 +279,8 @@ def test_runs_of_one_name_with_other_settings_are_no_duplicates():
     "name",
     words(
         "grad_clip grad_accum gradient_accumulation_steps max_grad_norm loss_weight z_loss "
-        "aux_loss loss_type warmup_updates accelerator train.grad_clip weightDecay entropyCoef"
+        "aux_loss loss_type warmup_updates accelerator train.grad_clip weightDecay entropyCoef "
+        "loss_scale grad_acc_steps aux_loss_alpha moe_z_loss train.z_loss time_steps"
     ),
 )
 def test_settings_named_like_measurements_tell_runs_of_one_name_apart(name):
@@ -284,19 +288,35 @@ def test_settings_named_like_measurements_tell_runs_of_one_name_apart(name):
     frame = frame.assign(tokens=2e9, **{name: [0.1, 0.2, 0.3] * 2})
 
     assert len(analysis.load(frame).table) == 6
+    assert len(analysis.load(frame.drop(index=4)).table) == 5  # a hole in the grid
+
+
+def test_what_measures_like_a_setting_is_named_where_it_decides():
+    """Of one model alone, nothing but the name says that a loss scale is a setting."""
+    frame = table(3).assign(run="70M", params=7e7, tokens=2e9, loss_scale=[1.0, 2.0, 4.0])
+
+    reasons = analysis.load(frame).excluded["reason"].tolist()
+
+    assert reasons == 2 * [
+        "duplicate: run 70M stands in row 0 already, with another result (loss and loss_scale); "
+        "keep the right one, or rename a setting among these columns"
+    ]
 
 
 @pytest.mark.parametrize(
     "name",
     words(
-        "grad_norm train/loss valloss trainLoss acc1 top1_acc hellaswag_acc_norm step_time runtime "
+        "gradnorm grad_norm_before_clip val_loss_no_weights loss_after_warmup penalty_loss "
+        "last_update grad_norm train/loss valloss trainLoss acc1 top1_acc hellaswag_acc_norm step_time runtime "
         "train_seconds updated_at date bits_per_byte train/z_loss eval/CrossEntropyLoss gpu_hours"
     ),
 )
 def test_measurements_do_not(name):
+    again = table(6).assign(run=[*"abc"] * 2, params=1e8, tokens=2e9)
     frame = table(6).assign(run="mlp", params=1e8, tokens=2e9, **{name: np.arange(6) / 7})
 
     assert len(analysis.load(frame).table) == 1
+    assert len(analysis.load(again.assign(**{name: np.arange(6) / 7})).table) == 3
 
 
 def test_a_flagship_beside_small_runs_is_no_mixed_unit():

@@ -1,5 +1,7 @@
 """A figure for every fit: what is drawn is the fit's own numbers, and what has none is said."""
 
+import io
+
 import matplotlib
 import numpy as np
 import pandas as pd
@@ -7,6 +9,7 @@ import pytest
 from cycler import cycler
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
+from PIL import Image
 
 from analysis.fitting.fit_law import fit_law
 from analysis.fitting.objective import SQUARES
@@ -95,6 +98,18 @@ def test_the_outcome_has_its_own_name():
     )
 
     assert figure.axes[0].get_ylabel() == "hellaswag_bpb"
+
+
+def test_a_notebook_shows_the_picture(figure):
+    formatters = pytest.importorskip("IPython.core.formatters")
+
+    shown, sizes = formatters.DisplayFormatter().format(figure)
+
+    picture = Image.open(io.BytesIO(shown["image/png"]))
+    width, height = (100 * inches for inches in figure.get_size_inches())
+    assert picture.size == pytest.approx((2 * width, 2 * height), abs=2)
+    assert sizes["image/png"] == pytest.approx({"width": width, "height": height}, abs=1)
+    assert len(np.unique(np.asarray(picture.convert("L")))) > 10
 
 
 def test_two_bands_and_hatched_extrapolation(figure):

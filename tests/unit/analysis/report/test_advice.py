@@ -26,12 +26,34 @@ NO_LAWS = ArchitectureComparison()
 )
 def test_unfinished_trials_come_before_all_other_advice(runs, fits, states, first):
     answer = sweep_answer(runs, fits, NO_LAWS)
-    excluded = pd.DataFrame({"state": states})
+    excluded = pd.DataFrame({"state": states, "sweep": "half"})
 
     (only,) = advice(answer, fits, NO_LAWS, sweep="half", excluded=excluded)
 
     assert first in only
     assert "`memscale status half`" in only
+
+
+@pytest.mark.parametrize(
+    ("sweeps", "first"),
+    [
+        (
+            ["b", "b"],
+            "Finish sweep b first: 2 planned trials of it without a result. Submit the sweep file again, "
+            "or see `memscale status b`.",
+        ),
+        (
+            ["c", "b"],
+            "Finish sweeps b and c first: 2 planned trials of them without a result. Submit the sweep "
+            "files again, or see `memscale status b` and `memscale status c`.",
+        ),
+    ],
+)
+def test_of_several_sweeps_the_unfinished_ones_are_named(runs, fits, sweeps, first):
+    answer = sweep_answer(runs, fits, NO_LAWS)
+    excluded = pd.DataFrame({"state": ["waiting", "running", "failed"], "sweep": [*sweeps, "a"]})
+
+    assert advice(answer, fits, NO_LAWS, sweep=None, excluded=excluded) == (first,)
 
 
 def test_trials_that_failed_or_were_cancelled_are_not_waited_for(runs, fits):

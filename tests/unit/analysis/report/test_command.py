@@ -1,11 +1,12 @@
 """`memscale report` and `fit`, of one sweep and of several."""
 
+import html
 import json
 
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.cli import app
+from orchestrator.cli import analyse, app
 
 
 def memscale(*words):
@@ -45,6 +46,29 @@ def test_each_sweep_of_several_says_its_costs(two_sweeps, tmp_path):
 
     assert "dense: spent so far:" in said
     assert "memory_plus: spent so far:" in said
+    assert "; together: " in said
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_next_runs_of_several_sweeps_are_those_of_each(two_sweeps, tmp_path):
+    out = tmp_path / "both"
+    memscale("report", "dense", "memory_plus", "--runs", two_sweeps, "--out", out)
+
+    page = html.unescape((out / "report.html").read_text(encoding="utf-8"))
+    assert "chosen for one sweep at a time: " in page
+    assert "memscale next dense<" in page
+    assert "memscale next memory_plus<" in page
+
+
+def test_what_was_spent_is_looked_up_before_the_fits(tmp_path, monkeypatch):
+    """A tracker does not know it."""
+    monkeypatch.setattr(analyse, "_fits", lambda *_, **__: pytest.fail("fitted"))
+    words = ("report", "dense", "--tracking-uri", "sqlite:///no.db", "--price", "2/core-hour")
+
+    done = CliRunner().invoke(app, [*words, "--runs", str(tmp_path), "--out", str(tmp_path / "o")])
+
+    assert done.exit_code != 0
+    assert "sweep 'dense': not found" in done.output
 
 
 def test_several_sweeps_are_fitted_as_one(two_sweeps):

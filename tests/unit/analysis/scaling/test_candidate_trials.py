@@ -235,6 +235,19 @@ def test_hours_are_of_gpus_or_of_cores(trained, resources, columns, unit, device
     assert one.gpu_hours == pytest.approx(devices * hours)
 
 
+def test_seeds_that_other_versions_have_counted_are_of_one_configuration(trained):
+    def of_before(trial):
+        numbers = {k: n for k, n in trial.spec.accounting.items() if k != "model_state_bytes"}
+        if trial.spec.seed:
+            return trial
+        return dataclasses.replace(trial, spec=dataclasses.replace(trial.spec, accounting=numbers))
+
+    _, candidates = _candidates(trained, trained / "further.yaml", of_before)
+
+    new = [c for c in candidates if not c.n_seeds_done]
+    assert {tuple(t.spec.seed for t in c.trials) for c in new} == {(0, 1)}
+
+
 def test_candidates_are_named_without_digits_of_an_id(trained):
     _, candidates = _candidates(trained, trained / "further.yaml")
 
