@@ -106,9 +106,11 @@ class Launch:
     def rank_requests(self, gpu_ids: Sequence[str]) -> list[RankRequest]:
         """Return one request per rank on this node.
 
-        The node's GPUs are dealt out evenly; several ranks may share one.
+        The node's GPUs are dealt out evenly. Ranks share one only if there are fewer GPUs than
+        ranks.
         """
         n, ranks = len(gpu_ids), len(self.local_ranks)
+        first = [i * n // ranks for i in range(ranks + 1)]
         return [
             RankRequest(
                 trial_path=self.trial_path,
@@ -116,7 +118,7 @@ class Launch:
                 rank=rank,
                 ranks=self.ranks,
                 cpus=self.cpus,
-                gpus=tuple(gpu_ids[i * n // ranks : -(-(i + 1) * n // ranks)]),
+                gpus=tuple(gpu_ids[first[i] : max(first[i] + 1, first[i + 1])]),
                 cache=self.cache,
                 micro_batch_tokens=self.micro_batch_tokens,
                 memory_halvings=self.memory_halvings,

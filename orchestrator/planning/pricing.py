@@ -103,10 +103,7 @@ class Plan:
         if not self.left_over:
             return ()
         there = plural(len(self.left_over), "trial")
-        return (
-            f"no longer in the file: {there} on disk, which status and report still count; rename "
-            "the sweep to begin anew",
-        )
+        return (f"not in this file: {there} on disk, which status and report count as well",)
 
     @property
     def readable(self) -> tuple[PlannedTrial, ...]:
@@ -210,6 +207,7 @@ def make_plan(
             *_set_aside(snapshot, wanted),
             *_done_elsewhere(snapshot.path, [t.spec for t in planned if t.to_train]),
             *_not_causal(sweep.trials),
+            *_idle_gpus(t.spec for t in planned if t.to_train),
             *code_notes,
             *excluded(snapshot.excluded_nodes).values(),
         ),
@@ -313,6 +311,21 @@ def _not_causal(specs: Sequence[TrialSpec]) -> tuple[str, ...]:
     return tuple(
         f"{name}{'' if n == trials[name] else f' ({n} of {trials[name]} trials)'}: not causal {why}"
         for (name, why), n in counts.items()
+    )
+
+
+def _idle_gpus(specs: Iterable[TrialSpec]) -> tuple[str, ...]:
+    """Return one note per number of GPUs that is more than a trial's ranks use."""
+    more = dict.fromkeys(
+        (spec.resources.ranks, int(spec.resources.gpus))
+        for spec in specs
+        if not isinstance(spec.resources.gpus, str) and spec.resources.gpus > spec.resources.ranks
+    )
+    return tuple(
+        f"resources.gpus is {gpus} and resources.ranks {ranks}: a rank computes on one GPU, so "
+        f"{plural(gpus - ranks, 'GPU')} of a trial would idle; set ranks to {gpus}, or gpus "
+        f"to {ranks}"
+        for ranks, gpus in more
     )
 
 

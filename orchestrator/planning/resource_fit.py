@@ -20,13 +20,14 @@ def fits_not_here(
         cpus: How many of this machine's cores may be used; None: all that this process may use.
         gpus: How many of its GPUs may be used; None: all that are visible.
     """
-    gpus = len(visible_gpus()) if gpus is None else gpus
-    cpus = usable_cores() if cpus is None else cpus
+    gpus_there = len(visible_gpus()) if gpus is None else gpus
+    cpus_there = usable_cores() if cpus is None else cpus
     return [
         *_problems(
             plan,
             asked=_gpus,
-            there=gpus,
+            there=gpus_there,
+            limit="" if gpus is None else f" (--gpus {gpus})",
             thing="GPU",
             key="resources.gpus",
             fix="leave resources.gpus out to train on what is there",
@@ -34,7 +35,8 @@ def fits_not_here(
         *_problems(
             plan,
             asked=lambda spec: spec.resources.cpus * spec.resources.ranks,
-            there=cpus,
+            there=cpus_there,
+            limit="" if cpus is None else f" (--cpus {cpus})",
             thing="core",
             key="resources.cpus",
             fix="lower resources.cpus (cores of a rank) or resources.ranks",
@@ -47,6 +49,7 @@ def _problems(
     *,
     asked: Callable[[TrialSpec], int],
     there: int,
+    limit: str,
     thing: str,
     key: str,
     fix: str,
@@ -64,7 +67,7 @@ def _problems(
                 key=key,
                 message=f"{plural(len(specs), 'trial')} cannot start: {specs[0].trial_id} asks for "
                 f"{plural(asked(specs[0]), thing)} and there "
-                f"{'is' if there == 1 else 'are'} {there or 'none'}",
+                f"{'is' if there == 1 else 'are'} {there or 'none'}{limit}",
                 fix=f"{fix}, or submit to a cluster (--address, --backend)",
             )
 

@@ -32,16 +32,19 @@ class RuntimeCorrections:
         self._observed: dict[str, list[float]] = {}
         self._running: dict[str, list[float]] = {}
         self._ratios: dict[str, float] = {}
+        self._ratios_now: dict[str, float] = {}
 
     def observe(self, group: str, ratio: float) -> None:
         """Record that a trial took `ratio` times its first prediction."""
         for name in _with_wider_groups(group):
             self._observed.setdefault(name, []).append(ratio)
         self._ratios.clear()
+        self._ratios_now.clear()
 
     def observe_running(self, ratios: Iterable[tuple[str, float]]) -> None:
         """Take groups and ratios of all trials that run, in place of those taken before."""
         self._running.clear()
+        self._ratios_now.clear()
         for group, ratio in ratios:
             for name in _with_wider_groups(group):
                 self._running.setdefault(name, []).append(ratio)
@@ -61,11 +64,14 @@ class RuntimeCorrections:
 
         It moves with their rates from second to second: a display may, an order of trials may not.
         """
-        both = {
-            name: self._observed.get(name, []) + self._running.get(name, [])
-            for name in _with_wider_groups(group)
-        }
-        return _median_of_nearest(group, both)
+        known = self._ratios_now.get(group)
+        if known is None:
+            both = {
+                name: self._observed.get(name, []) + self._running.get(name, [])
+                for name in _with_wider_groups(group)
+            }
+            known = self._ratios_now[group] = _median_of_nearest(group, both)
+        return known
 
 
 def _median_of_nearest(group: str, measured: Mapping[str, Sequence[float]]) -> float:

@@ -24,6 +24,8 @@ from torch._C._distributed_c10d import TCPStore  # where torch.distributed takes
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longer than rank 0 needs to write a checkpoint while the others wait."""
+_CONNECT_S = 10.0
+"""One try to reach rank 0: an old attempt may have left an address where nobody answers."""
 _ALONE_ELEMENTS = 2**20
 """Tensors from this size on are summed by themselves; smaller ones are joined into one message."""
 
@@ -173,11 +175,13 @@ def join(
     else:
         store = _find(rendezvous, rank=rank, size=size, own=address, deadline=deadline)
     with communication_errors("start"):
-        places = _exchange_places(store, rank=rank, size=size, device=device)
+        places = _exchange_places(store, rank=rank, size=size, device=device, deadline=deadline)
         if len({place["host"] for place in places}) == 1:
             # gloo otherwise binds to the address of the host's name, which need not exist in a
             # container.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+        # NCCL reads the store at its first collective, which rank 0 may reach much later.
+        store.set_timeout(COLLECTIVE_TIMEOUT)
         gpus = {(place["host"], place["gpu"]) for place in places if place["gpu"]}
         dist.init_process_group(
             # NCCL wants a GPU for each rank; ranks that share one talk through gloo.
@@ -231,7 +235,7 @@ def _find(
                 address["port"],
                 size,
                 is_master=False,
-                timeout=timedelta(seconds=min(10.0, max(0.2, deadline - time.monotonic()))),
+                timeout=timedelta(seconds=min(_CONNECT_S, max(0.2, deadline - time.monotonic()))),
                 wait_for_workers=False,
             )
         except FileNotFoundError:
@@ -245,11 +249,33 @@ def _find(
 
 
 def _exchange_places(
-    store: TCPStore, *, rank: int, size: int, device: torch.device
+    store: TCPStore, *, rank: int, size: int, device: torch.device, deadline: float
 ) -> list[dict[str, str]]:
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-    store.set(f"place/{rank}", json.dumps({"host": socket.gethostname(), "gpu": gpu}))
-    return [json.loads(store.get(f"place/{other}")) for other in range(size)]
+    place = json.dumps({"host": socket.gethostname(), "gpu": gpu})
+    places = _exchange(store, "place", place, rank=rank, size=size, deadline=deadline)
+    # A rank may have given up before the last one came. Without this, the others would wait for it
+    # as long as a collective may take.
+    _exchange(store, "met", "", rank=rank, size=size, deadline=deadline)
+    return [json.loads(place) for place in places]
+
+
+def _exchange(
+    store: TCPStore, what: str, value: str, *, rank: int, size: int, deadline: float
+) -> list[bytes]:
+    """Return the values of all ranks, by rank."""
+    store.set(f"{what}/{rank}", value)
+    values = []
+    for other in range(size):
+        store.set_timeout(timedelta(seconds=max(0.01, deadline - time.monotonic())))
+        try:
+            values.append(store.get(f"{what}/{other}"))
+        except dist.DistStoreError as error:
+            raise CommunicationError(
+                f"rank {rank} of {size}: rank {other} did not come in time; see whether it "
+                "started, and whether it reaches rank 0's machine"
+            ) from error
+    return values
 
 
 def _loopback() -> str:

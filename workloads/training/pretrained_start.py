@@ -10,7 +10,7 @@ from torch import nn
 from workloads.checkpoint.huggingface import folder
 from workloads.data.cache import content_sha256
 from workloads.data.file_hashes import WHAT_TO_DO, combined
-from workloads.distributed.local_part import is_sharded
+from workloads.distributed.local_part import copy_into_local
 from workloads.training.rank_job import RankJob
 
 LOG = logging.getLogger(__name__)
@@ -25,8 +25,7 @@ def start_from(model: nn.Module, job: RankJob) -> None:
 
     Raises:
         ValueError: If the folder changed since submission, holds another shape, or more than
-            feed-forward blocks that the model has no place for; if ranks hold shards of a parameter
-            that it has.
+            feed-forward blocks that the model has no place for.
     """
     assert job.from_pretrained is not None, "asked for by the caller"
     pretrained = folder.read(job.from_pretrained)
@@ -51,17 +50,12 @@ def start_from(model: nn.Module, job: RankJob) -> None:
     with torch.no_grad():
         for name in shared:
             value, saved = named[name], weights[name]
-            if is_sharded(value):
-                raise ValueError(
-                    "model.from_pretrained: needs whole parameters on every rank; "
-                    "set resources.dense_parameters to replicated"
-                )
             if value.shape != saved.shape:
                 raise ValueError(
                     f"model.from_pretrained: {name} is {tuple(saved.shape)} in "
                     f"{pretrained.folder}, the model's is {tuple(value.shape)}; take over its sizes"
                 )
-            value.copy_(saved)
+            copy_into_local(value, saved)
     LOG.info(
         "%d of %d parameters start from %s%s%s",
         len(shared),

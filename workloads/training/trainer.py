@@ -1,6 +1,7 @@
 """Training loop of one rank: steps, metrics, evaluations and checkpoints."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from workloads.training.step.usage_schedule import (
     UsageSchedule,
     rows_ever_read,
     set_usage_recording,
+    usage_of_all_ranks,
     usage_statistics,
 )
 
@@ -138,13 +140,15 @@ class Trainer:
         with self._stopwatch.on("data"):
             windows = self._loader.batch(step)
             upcoming = self._loader.batch(step + 1) if step < self._config.steps else None
-        set_usage_recording(self._model, now=self._usage.records(step))
+        records = self._usage.records(step)
+        set_usage_recording(self._model, now=records)
+        recording = usage_of_all_ranks(self._model, self._world) if records else nullcontext()
         warms_up = not self._train_step.is_warm
         self._state.warm_ups += warms_up
         if warms_up and self._here.type == "cuda":
             with self._stopwatch.on("train"):  # what earlier steps have left in the queue
                 device.synchronize(self._here)
-        with self._stopwatch.on("start" if warms_up else "train"):
+        with self._stopwatch.on("start" if warms_up else "train"), recording:
             device.seed(_seed_of(self._job.seed, step=step, rank=self._world.rank), self._here)
             asked = torch.full((), float(self._stop), device=self._here)
             numbers = self._train_step(

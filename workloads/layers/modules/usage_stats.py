@@ -50,6 +50,10 @@ class Usage(nn.Module, ABC):
             return {}
         return {"output_ratio": (max(squares - total**2 / n, 0.0) / variance) ** 0.5}
 
+    def counters(self) -> list[Tensor]:
+        """Return what `report` reads and sets to zero, in place."""
+        return [buffer for name, buffer in self.named_buffers() if name != "ever"]
+
     @abstractmethod
     def report(self) -> dict[str, float]:
         """Return the statistics since the last report and start anew.
@@ -83,6 +87,15 @@ def usage_by_label(model: nn.Module) -> dict[str, Usage]:
     found = {path: module for path, module in model.named_modules() if isinstance(module, Usage)}
     labels = _labels(list(found))
     return {labels[path]: usage for path, usage in found.items()}
+
+
+def usage_counters(model: nn.Module) -> list[Tensor]:
+    """Return what all layers have recorded since the last report, in place.
+
+    Of int64 and float64, to be summed over the ranks.
+    """
+    usages = (module for module in model.modules() if isinstance(module, Usage))
+    return [counter for usage in usages for counter in usage.counters()]
 
 
 def rows_ever_read(model: nn.Module) -> list[Bool[Tensor, " rows"]]:
@@ -221,9 +234,8 @@ class MemoryUsage(Usage):
         }
         if self.row_shards > 1:
             values["shard_max_over_mean"] = shard_imbalance(self.reads, self.row_shards)
-        for name, buffer in self.named_buffers():
-            if name != "ever":
-                buffer.zero_()
+        for counter in self.counters():
+            counter.zero_()
         return values
 
 
@@ -301,6 +313,6 @@ class ExpertUsage(Usage):
             "router_entropy": float(self.entropy) / tokens,
             **self.output_ratio(),
         }
-        for buffer in self.buffers():
-            buffer.zero_()
+        for counter in self.counters():
+            counter.zero_()
         return values

@@ -1,10 +1,15 @@
 """Schedule of usage statistics of memories and experts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from workloads.distributed.process_group import RankGroup
+from workloads.layers.modules.usage_stats import usage_counters
 
 RECORDED_ONE_IN = 16
 """Usage is recorded in one of 16 steps. Recording costs up to a tenth of a step on an H200
@@ -43,11 +48,24 @@ def set_usage_recording(model: Any, *, now: bool) -> None:
         model.recording_usage = now and model.records_usage
 
 
-def usage_statistics(model: nn.Module) -> dict[str, float]:
-    """Return what the model recorded since the last call.
+@contextmanager
+def usage_of_all_ranks(model: nn.Module, world: RankGroup) -> Iterator[None]:
+    """Sum over the ranks what they record in this block. Every rank must call it.
 
-    Of rank 0's tokens, but for the rows ever read, which are those of all ranks.
+    All ranks then hold the same counters. A checkpoint keeps rank 0's, and all ranks that resume
+    from it get them.
     """
+    counters = usage_counters(model) if world.size > 1 else []
+    if not world.is_main:  # what was recorded before is summed already, and counts once
+        for counter in counters:
+            counter.zero_()
+    yield
+    for dtype in (torch.int64, torch.float64):
+        world.all_reduce_sum([counter for counter in counters if counter.dtype == dtype])
+
+
+def usage_statistics(model: nn.Module) -> dict[str, float]:
+    """Return what the model recorded since the last call, of the tokens of all ranks."""
     statistics: Callable[[], dict[str, float]] | None = getattr(model, "statistics", None)
     return statistics() if statistics is not None else {}
 

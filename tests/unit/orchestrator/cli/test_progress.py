@@ -157,14 +157,17 @@ def test_a_sweep_that_nothing_runs_says_what_submitting_again_would_do(states, s
     assert totals_text(status).plain.endswith(said or "waiting  ")
 
 
-def test_files_that_cannot_be_read_are_to_be_restored_first():
-    unreadable = {"dense-1": "spec.json: not JSON"}
+@pytest.mark.parametrize("why", ["spec.json: not JSON", "dense-1: somebody removed this folder"])
+def test_what_is_set_aside_is_submitted_again_with_damaged_files_restored(why):
     status = dataclasses.replace(
-        STATUS, controller_alive=False, trials=(), unreadable=unreadable, time_left_s=0.0
+        STATUS, controller_alive=False, trials=(), unreadable=(why,), time_left_s=0.0
     )
 
     text = totals_text(status).plain
-    assert text.endswith("ended; restore the files that cannot be read, then submit it again")
+    # True of a removed folder, too: it has no files to restore.
+    assert text.endswith(
+        "ended; submit it again to train what is set aside, with damaged files restored"
+    )
     assert "about" not in text
 
 

@@ -65,13 +65,11 @@ def test_a_model_that_no_machine_holds_is_refused_before_the_queue(monkeypatch, 
 
 
 def test_a_submission_says_what_its_results_are_not_of(capsys):
-    plan = SimpleNamespace(
-        code_notes=("dense changed",), left_over_notes=("no longer in the file",)
-    )
+    plan = SimpleNamespace(code_notes=("dense changed",), left_over_notes=("not in this file",))
 
     submit_slurm.print_notes(plan)
 
     assert capsys.readouterr().out.splitlines() == [
         "note: dense changed",
-        "note: no longer in the file",
+        "note: not in this file",
     ]

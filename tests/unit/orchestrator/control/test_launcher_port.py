@@ -41,6 +41,20 @@ def test_the_parts_of_a_gang_go_to_their_nodes_in_order():
     assert [request.address for request in requests] == ["10.0.0.1"] * 2 + ["10.0.0.2"] * 3
 
 
+@given(ranks=st.integers(1, 17), gpus=st.integers(1, 17))
+def test_ranks_share_a_gpu_only_if_there_are_fewer_than_ranks(ranks, gpus):
+    ids = [str(i) for i in range(gpus)]
+    seen = [request.gpus for request in replace(LAUNCH, ranks=ranks).rank_requests(ids)]
+
+    assert all(seen)
+    if gpus >= ranks:
+        assert [gpu for each in seen for gpu in each] == ids
+    else:
+        held = [seen.count((gpu,)) for gpu in ids]
+        assert sum(held) == ranks
+        assert max(held) - min(held) <= 1
+
+
 @given(ranks=st.integers(1, 64), nodes=st.integers(1, 8))
 def test_every_rank_is_on_one_node_and_nodes_differ_by_one_at_most(ranks, nodes):
     gang = replace(

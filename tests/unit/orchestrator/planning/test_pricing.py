@@ -314,8 +314,7 @@ def test_trials_that_left_the_file_are_kept_and_named(loaded, sweep):
     plan = make_plan(loaded, sweep.snapshot(), MEASURED)
     assert plan.left_over == (gone.trial_id,)
     assert plan.left_over_notes == (
-        "no longer in the file: 1 trial on disk, which status and report still count; rename the "
-        "sweep to begin anew",
+        "not in this file: 1 trial on disk, which status and report count as well",
     )
 
 
@@ -351,6 +350,21 @@ def test_an_architecture_that_looks_ahead_is_noted_once(loaded, sweep):
     assert make_plan(
         dataclasses.replace(loaded, trials=trials), sweep.snapshot(), MEASURED
     ).notes == ("dense: not causal in training: experts choose among all tokens of the batch",)
+
+
+def test_gpus_that_no_rank_would_use_are_noted_once(loaded, sweep):
+    counts = [Resources(ranks=3, gpus=4), *[Resources(ranks=2, gpus=n) for n in (0.5, 2, "auto")]]
+    trials = tuple(
+        dataclasses.replace(trial, resources=resources)
+        for trial, resources in zip(loaded.trials, counts, strict=True)
+    )
+
+    plan = make_plan(dataclasses.replace(loaded, trials=trials), sweep.snapshot(), MEASURED)
+
+    assert plan.notes == (
+        "resources.gpus is 4 and resources.ranks 3: a rank computes on one GPU, so 1 GPU of a "
+        "trial would idle; set ranks to 4, or gpus to 3",
+    )
 
 
 def test_trials_that_differ_in_their_shards_only_are_priced_apart(loaded, sweep):

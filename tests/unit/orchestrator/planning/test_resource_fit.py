@@ -56,7 +56,7 @@ def test_of_the_gpus_of_a_machine_fewer_may_be_used(file, monkeypatch):
 
     assert resource_fit.fits_not_here(plan) == []
     (problem,) = resource_fit.fits_not_here(plan, gpus=1)
-    assert problem.message.endswith("asks for 2 GPUs and there is 1")
+    assert problem.message.endswith("asks for 2 GPUs and there is 1 (--gpus 1)")
 
 
 @pytest.mark.parametrize(

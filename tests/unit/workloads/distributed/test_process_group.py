@@ -57,6 +57,44 @@ def test_a_rank_that_finds_an_old_address_only_says_so(tmp_path):
         process_group._find(left_behind, rank=1, size=2, deadline=time.monotonic() + 0.05)
 
 
+LATE = """
+import time
+import torch
+from workloads.distributed import process_group
+process_group._CONNECT_S = 0.2
+if rank == 2:
+    time.sleep(1.0)
+with process_group.join(
+    rank=rank, size=3, device=torch.device("cpu"), rendezvous=meet, timeout_s=20.0
+) as world:
+    assert world.all_gather_objects(rank) == [0, 1, 2]
+"""
+
+
+def test_ranks_wait_for_one_that_comes_later_than_a_try_to_connect_lasts(tmp_path, run_ranks):
+    run_ranks(LATE, 3, {"meet": tmp_path / "meet"})
+
+
+def test_a_rank_that_nobody_joins_says_who_is_missing(tmp_path):
+    with (
+        pytest.raises(CommunicationError, match=r"rank 0 of 2: rank 1 did not come in time"),
+        process_group.join(
+            rank=0, size=2, device=CPU, rendezvous=tmp_path / "port", timeout_s=0.05
+        ),
+    ):
+        pass
+
+
+def test_ranks_that_all_came_go_on_only_if_none_gave_up_meanwhile():
+    store = torch.distributed.HashStore()
+    store.set("place/1", "{}")
+
+    with pytest.raises(CommunicationError, match="rank 0 of 2: rank 1 did not come in time"):
+        process_group._exchange_places(
+            store, rank=0, size=2, device=CPU, deadline=time.monotonic() + 0.05
+        )
+
+
 def test_a_rank_outside_the_group_is_refused(tmp_path):
     with (
         pytest.raises(ValueError, match=r"rank must lie in 0\.\.1, got 2"),

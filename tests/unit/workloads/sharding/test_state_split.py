@@ -429,6 +429,9 @@ def comparable(metrics: dict[str, float] | None) -> dict[str, float]:
 def assert_trained_alike(found: dict[str, float], expected: dict[str, float]) -> None:
     for name in ("train/loss", "train/value_grad_norm", "train/grad_norm", "valid/loss"):
         assert found[name] == pytest.approx(expected[name], rel=1e-4), name
+    # Of the tokens of all ranks. A row whose score is close to another's may be read by one alone.
+    for name in ("memory/kl", "memory/effective_rows", "memory/max_over_mean"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-2), name
 
 
 @pytest.mark.long

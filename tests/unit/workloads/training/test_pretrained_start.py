@@ -115,6 +115,36 @@ def test_a_block_that_gains_parts_keeps_its_weights(before, after, added, tmp_pa
     assert "not used" not in caplog.text
 
 
+SHARDED = """
+from functools import partial
+from pathlib import Path
+import torch
+from workloads.architectures import dense
+from workloads.distributed import process_group
+from workloads.distributed.mesh import Mesh
+from workloads.layers.modules.init import initialise
+from workloads.sharding.materialise import materialise_model
+from workloads.training.pretrained_start import start_from
+from workloads.training.rank_job import RankJob
+here = torch.device("cpu")
+with process_group.join(rank=rank, size=2, device=here, rendezvous=folder / "meet") as world:
+    model = materialise_model(
+        partial(dense.Config(**sizes).build, vocab_size), Mesh(world=world),
+        layout="columns", here=here, place="device", dense="sharded",
+    )
+    initialise(model, 0)
+    start_from(model, job)
+    for name, value in model.named_parameters():
+        assert torch.equal(value.full_tensor(), parameters[name]), name
+"""
+
+
+def test_ranks_that_shard_dense_parameters_take_their_shards(trained, tmp_path, run_ranks):
+    path, parameters = trained
+    sizes = {"folder": tmp_path, "sizes": SIZES, "vocab_size": VOCAB_SIZE}
+    run_ranks(SHARDED, 2, {**sizes, "parameters": parameters, "job": job_of(path, tmp_path)})
+
+
 @pytest.mark.parametrize(
     ("architecture", "sizes"), [(dense, SIZES), (moe, MIXTRAL), (pythia, SIZES)]
 )
