@@ -3,12 +3,13 @@
 import logging
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.control import node_exclusion
 from orchestrator.control.attempt_exits import AttemptExits
-from orchestrator.control.controller_state import ControllerState
+from orchestrator.control.controller_state import ControllerState, removed_folder
 from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit
 from orchestrator.control.launcher_port import Launch, NotPlaced, SharedLauncher, SharedUsage
 from orchestrator.control.status_publisher import StatusPublisher
@@ -207,6 +208,12 @@ class AttemptStarter:
         except StoreError as error:
             self._state.set_aside(trial.folder.trial_id, str(error))
             return False
+        except FileNotFoundError:
+            if not self._state.sweep.path.exists():
+                raise
+            why = removed_folder(trial.folder.path, while_it="started")
+            self._state.set_aside(trial.folder.trial_id, why)
+            return False
         except OSError as error:
             if not storage_errors.is_transient(error):
                 raise
@@ -220,7 +227,8 @@ class AttemptStarter:
                 attempt.gpu_ids = self._state.launcher.launch(attempt.launch)
             except NotPlaced as problem:
                 self._try_later(trial, str(problem))
-                shutil.rmtree(attempt.folder.path)
+                with suppress(FileNotFoundError):  # somebody was faster
+                    shutil.rmtree(attempt.folder.path)
                 trial.attempt = None
                 return False
         except OSError as error:

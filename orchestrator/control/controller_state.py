@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from orchestrator.control.launcher_port import Launcher
 from orchestrator.control.resource_estimator import ResourceEstimator
@@ -16,6 +17,14 @@ from orchestrator.records.trial_spec import Outcome
 from orchestrator.scheduling.demand import Node
 
 LOG = logging.getLogger(__name__)
+
+
+def removed_folder(folder: Path, *, while_it: str) -> str:
+    """Return the sentence on a folder that somebody removed while its trial `started` or `ran`."""
+    return (
+        f"{folder}: somebody removed this folder while the trial {while_it}; "
+        "submit again to train it"
+    )
 
 
 @dataclass(kw_only=True)
@@ -96,10 +105,8 @@ class ControllerState:
         if attempt.path.exists() or not self.sweep.path.exists():
             return
         trial = attempt.path.parent.parent
-        raise StoreError(
-            f"{attempt.path if trial.exists() else trial}: somebody removed this folder while the "
-            "trial ran; submit again to train it"
-        )
+        gone = attempt.path if trial.exists() else trial
+        raise StoreError(removed_folder(gone, while_it="ran"))
 
     def cancel_requested(self, trial: ManagedTrial) -> bool:
         """Whether somebody cancelled the trial or the whole sweep."""

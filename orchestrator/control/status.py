@@ -97,7 +97,8 @@ class SweepStatus:
     excluded: tuple[str, ...] = ()
     """Excluded nodes, a sentence each."""
     unreadable: tuple[str, ...] = ()
-    """Trials with damaged files, a sentence each. They are not among `trials`."""
+    """Trials with damaged files or a removed folder, a sentence each; they are not among
+    `trials`."""
     hidden: int = 0
     """Trials that a filter leaves out; they are not among `trials`."""
     earlier: str = ""

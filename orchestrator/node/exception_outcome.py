@@ -1,6 +1,7 @@
 """Classification of a rank's exceptions by `Outcome`, and where they came from."""
 
 import errno
+import itertools
 import os
 import re
 import traceback
@@ -42,6 +43,8 @@ GPU_MEMORY = (
     r"[\d.]+ \w+ allowed",
 )
 """What torch's message on CUDA memory says of this process; the rest is on others, and hints."""
+COMPILER = ("/torch/_dynamo/convert_frame", "/torch/_inductor/")
+"""What torch.compile's own frames have in their paths while it translates, and runs its code."""
 
 
 def exception_outcome(error: BaseException) -> Outcome:
@@ -82,11 +85,19 @@ def place(error: BaseException) -> str:
     """Return the innermost line of ours that led to an error, and that of the architecture.
 
     `workloads/layers/modules/norms.py:173, called in workloads/architectures/mine.py:55`. Empty
-    where there is none, and for what our own code raises: its message says what is wrong.
+    where there is none, and for what our own code raises: its message says what is wrong. Empty,
+    too, where the code that torch.compile made failed: it does not know the line it came from.
     """
-    frames = traceback.extract_tb(error.__traceback__)
+    # The lines that dynamo was translating are not on Python's stack.
+    translated = getattr(error, "real_stack", None) or ()
+    frames = [*traceback.extract_tb(error.__traceback__), *translated]
     ours = [frame for frame in frames if is_ours(frame.filename)]
-    if not ours or (str(error) and frames[-1] is ours[-1] and _raises(ours[-1])):
+    if not ours:
+        return ""
+    if str(error) and not translated and frames[-1] is ours[-1] and _raises(ours[-1]):
+        return ""
+    below = itertools.takewhile(lambda frame: frame is not ours[-1], reversed(frames))
+    if any(part in frame.filename for frame in below for part in COMPILER):
         return ""
     models = (one for one in ours[::-1] if Path(one.filename).parent.match(str(ARCHITECTURES)))
     caller = next(models, ours[-1])

@@ -160,9 +160,13 @@ def innermost_call(stacks: str) -> str | None:
 
 
 def is_ours(file: str) -> bool:
-    """Whether a file belongs neither to Python nor to an installed library."""
+    """Whether a file belongs neither to Python nor to a library, and no compiler wrote it."""
+    generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     return not (
-        "site-packages" in file or file.startswith(str(Path(os.__file__).parent)) or file[:1] == "<"
+        "site-packages" in file
+        or file.startswith(str(Path(os.__file__).parent))
+        or file[:1] == "<"
+        or (generated and Path(file).is_relative_to(generated))
     )
 
 

@@ -1,17 +1,20 @@
-"""Changed code: finished trials that older code of their architecture trained.
+"""Changed code: finished trials that older code trained or counted.
 
 A trial is named by its settings. So whoever edits an architecture keeps the trials that the old
-code trained, and compares them with new ones.
+code trained, and compares them with new ones. They also keep what the old code counted.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
 from orchestrator.records.code_digest import ARCHITECTURES, code_digest
 from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
 from orchestrator.records.trial_spec import TrialSpec
+
+COUNTS = ("total_params", "active_params", "training_flops")
+"""Sizes and costs that curves are drawn over; all seeds of a configuration have the same."""
 
 
 def notes(
@@ -31,6 +34,32 @@ def notes(
         f"{name}: {ARCHITECTURES / name}.py changed since {n} of its trials finished; they stay as "
         "they are beside new ones; rename the sweep to train all anew, or delete their folders"
         for name, n in of_other_code(specs, snapshot, file_of=file_of).items()
+    ]
+
+
+def count_notes(done: Iterable[tuple[TrialSpec, Mapping[str, float]]]) -> list[str]:
+    """Return a sentence for each architecture whose finished trials keep other counts than today's.
+
+    Counts also change with code that architectures share, which `notes` does not look at.
+
+    Args:
+        done: Finished trials with the accounting that they keep, and that of this code.
+    """
+    changed: dict[str, list[str]] = {}
+    for spec, now in done:
+        kept = spec.accounting
+        differences = [
+            f"{name} of {spec.trial_id}: {kept[name]:,.0f}, now {now[name]:,.0f}"
+            for name in COUNTS
+            if name in kept and kept[name] != now[name]
+        ]
+        if differences:
+            changed.setdefault(spec.architecture, []).append(differences[0])
+    return [
+        f"{name}: {len(found)} of its finished trials {'keeps' if len(found) == 1 else 'keep'} "
+        f"counts of other code ({found[0]}); new seeds beside them get today's; rename the sweep "
+        "to train all anew, or delete their folders"
+        for name, found in changed.items()
     ]
 
 

@@ -95,7 +95,8 @@ class Plan:
     architectures that are not causal or whose code changed, remarks of data sources, excluded
     nodes."""
     code_notes: tuple[str, ...] = ()
-    """Those of the notes about code that changed in this sweep. `submit` says them, too."""
+    """Those of the notes about code that changed in this sweep, and counts with it. `submit` says
+    them, too."""
 
     @property
     def left_over_notes(self) -> tuple[str, ...]:
@@ -162,6 +163,7 @@ def make_plan(
     known = [trial.spec for trial in snapshot.trials.values()]
     prices: dict[Hashable, dict[str, float]] = {}
     timed = StepSeconds(sweep.step_times.values())
+    done: list[tuple[TrialSpec, Mapping[str, float]]] = []
 
     def plan_trial(spec: TrialSpec) -> PlannedTrial:
         on_gpu = on_gpus and spec.resources.gpus != 0
@@ -169,6 +171,7 @@ def make_plan(
         record = snapshot.trials.get(spec.trial_id)
         if record is not None and record.state is TrialState.DONE:
             # Its counts are of the model that was trained, whatever the code is by now.
+            done.append((record.spec, counts))
             counts = {**counts, **record.spec.accounting}
         spec = spec.with_accounting(counts)
         status, why, remaining = (
@@ -196,7 +199,10 @@ def make_plan(
             if one.architecture is not None
         },
     )
-    code_notes = tuple(changed_code.notes(sweep.trials, snapshot, file_of=_file_of))
+    code_notes = (
+        *changed_code.notes(sweep.trials, snapshot, file_of=_file_of),
+        *changed_code.count_notes(done),
+    )
     return Plan(
         sweep=sweep,
         trials=tuple(planned),

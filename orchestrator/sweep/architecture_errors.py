@@ -14,19 +14,26 @@ def as_sentences() -> Iterator[None]:
     """Turn an exception that passes through the code of an architecture into one line.
 
     Raises:
-        ExperimentError: In place of such an exception; names the architecture, file and line.
+        ExperimentError: In place of such an exception; names the architecture, file and line. Of
+            architectures that call each other, it names the first, and where in the last it was.
     """
     try:
         yield
     except ExperimentError:
         raise
     except Exception as error:
-        passed = {Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)}
-        for name in registry.architectures():
-            if any(file.parts[-2:] == ("architectures", f"{name}.py") for file in passed):
-                place, said = place_and_error(f"{name}.py", error)
-                raise ExperimentError(f"architecture {name}: {place}: {said}") from error
-        raise
+        names = registry.architectures()
+        passed = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+        models = [
+            file for file in passed if file.parent.name == "architectures" and file.stem in names
+        ]
+        if not models:
+            raise
+        caller, said = place_and_error(models[0].name, error)
+        place, _ = place_and_error(models[-1].name, error)
+        called = "" if place == caller else f", called in {caller}"
+        message = f"architecture {models[0].stem}: {place}{called}: {said}"
+        raise ExperimentError(message) from error
 
 
 def place_and_error(file_name: str, error: Exception) -> tuple[str, str]:

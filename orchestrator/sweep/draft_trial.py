@@ -10,6 +10,9 @@ from orchestrator.sweep.parsing.yaml_node import YamlNode
 SECTIONS = ("data", "train", "model", "resources")
 """What may differ between the trials of a sweep."""
 
+SELECTORS = {"model": "architecture", "data": "source"}
+"""Section -> its key that says which other keys and presets the section has."""
+
 FREE_DIMENSION = "knob"
 """Value of `solve` for the field that the architecture's Config names (`FREE_DIMENSION` there).
 Older sweep files may spell it out, so the word stays as it was."""
@@ -132,9 +135,29 @@ class Entry:
         return [self._draft(base, choices) for choices in itertools.product(*self.axes)]
 
     def written(self) -> list[Settings]:
-        """Return every group of settings that the entry writes together."""
-        chosen = [choice.settings for axis in self.axes for choice in axis]
-        return [{**self.fixed, **settings} for settings in chosen or [{}]]
+        """Return every group of settings that the entry writes together.
+
+        One value of one axis at a time, with every architecture and source that it meets.
+        """
+        names = [f"{section}.{key}" for section, key in SELECTORS.items()]
+        selecting: list[Sequence[AxisPoint]] = []
+        others: list[AxisPoint] = []
+        for axis in self.axes:
+            if any(name in choice.settings for choice in axis for name in names):
+                selecting.append(axis)
+            else:
+                others += axis
+        groups: list[Settings] = []
+        of_names: dict[tuple[str, ...], Settings] = {}
+        for choices in itertools.product(*selecting):
+            selected = dict(self.fixed)
+            for choice in choices:
+                selected.update(choice.settings)
+            groups.append(selected)
+            found = (selected.get(name) for name in names)
+            of_names.setdefault(tuple(str(name and name.content) for name in found), selected)
+        groups += [{**one, **other.settings} for one in of_names.values() for other in others]
+        return groups
 
     def _draft(self, base: Settings, choices: Sequence[AxisPoint]) -> DraftTrial:
         own = dict(self.fixed)

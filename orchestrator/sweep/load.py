@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.records.errors import ConfigError, ConfigProblem
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.sweep import registry
-from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Entry
+from orchestrator.sweep.draft_trial import SECTIONS, SELECTORS, DraftTrial, Entry
 from orchestrator.sweep.expansion import evaluation_files, recorded_inputs, resolve
 from orchestrator.sweep.expansion.entries import read_entry
 from orchestrator.sweep.expansion.header import Header, read_header
@@ -24,7 +24,7 @@ from orchestrator.sweep.expansion.resolve import ResolvedTrial
 from orchestrator.sweep.expansion.sections import Sections, Workloads, section_classes
 from orchestrator.sweep.matching.match import Matched
 from orchestrator.sweep.matching.step_time import NotMeasuredError, StepTimeCache, Timer
-from orchestrator.sweep.parsing import discovery, validation, yaml_loader
+from orchestrator.sweep.parsing import discovery, messages, validation, yaml_loader
 from orchestrator.sweep.parsing.diagnostics import Diagnostic, Diagnostics, InvalidError
 from orchestrator.sweep.parsing.yaml_node import YamlNode
 
@@ -191,16 +191,19 @@ class _File:
             if ours and all(key in draft.own for draft in self.drafts):
                 self.diagnostics.add(sections.broken_rules({key: value}))
         for entry in self._broken:
+            unnamed = _unnamed(entry)
             for settings in entry.written():
-                self.diagnostics.add(sections.single_values(settings, complete=False))
+                found = sections.single_values(settings, complete=False, unnamed=unnamed)
+                self.diagnostics.add(found)
         self.resolve()
         if self._broken:
             # What is wrong with their values shows in no trial.
             changed = {key for entry in self._broken for key in _keys(entry.where)}
             self.diagnostics.add(sections.broken_rules(header.base, changed=changed))
             for entry in self._broken:
+                unnamed = _unnamed(entry)
                 for settings in entry.written():
-                    self.diagnostics.add(sections.broken_rules(settings))
+                    self.diagnostics.add(sections.broken_rules(settings, unnamed=unnamed))
         self.hub_commits = pinned.used
         warnings = [*sections.warnings, *_matches_with_themselves(self.drafts)]
         self.warnings = [f"{file}:{warning}" for warning in warnings]
@@ -272,6 +275,16 @@ def _entries(
         )
         (broken if len(wrong) > before else good).append(entry)
     return good, broken
+
+
+def _unnamed(entry: Entry) -> set[str]:
+    """Return the sections whose architecture or source a broken entry may name in a wrong way."""
+    keys = [key.rpartition(".") for key in _keys(entry.where)]
+    return {
+        section
+        for section, selector in SELECTORS.items()
+        if any(home in ("", section) and messages.meant(key, [selector]) for home, _, key in keys)
+    }
 
 
 def _keys(node: YamlNode) -> Iterator[str]:

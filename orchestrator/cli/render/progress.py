@@ -172,7 +172,7 @@ def _what_is_left(status: SweepStatus) -> str:
     """Return what submitting again would do for a sweep that nothing is running."""
     left = {trial.state for trial in status.trials} - {TrialState.DONE}
     if not left and status.unreadable:
-        return "ended; restore the files that cannot be read, then submit it again"
+        return "ended; submit it again to train what is set aside, with damaged files restored"
     if left == {TrialState.CANCELLED}:
         return "ended; what was cancelled is trained only if it is submitted again"
     failed = {trial.outcome for trial in status.trials if trial.state is TrialState.FAILED}

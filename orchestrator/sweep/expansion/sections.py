@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.trial_spec import Logging, Resources, Retries
 from orchestrator.sweep.architecture_errors import place_and_error
-from orchestrator.sweep.draft_trial import SECTIONS, DraftTrial, Settings
+from orchestrator.sweep.draft_trial import SECTIONS, SELECTORS, DraftTrial, Settings
 from orchestrator.sweep.expansion import input_files
 from orchestrator.sweep.expansion.hub_commits import HubCommits
 from orchestrator.sweep.expansion.recorded_inputs import RecordedInput
@@ -33,7 +33,6 @@ UNSOLVED_TOKENS = 2**62
 
 _DEFAULTS = ("preset", "recipe", "from_pretrained")
 """Keys that give other fields of their section values."""
-_SELECTORS = {"model": "architecture", "data": "source"}
 _KINDS = {"model": "architecture", "data": "data source"}
 _EXAMPLES = {
     "model": "architecture: dense, preset: 1m",
@@ -133,7 +132,7 @@ class Sections:
         self._memory: dict[Any, Any] = {}
         self._used: dict[str, dict[str, YamlNode]] = {"model": {}, "data": {}}
         for settings in [base, *(draft.settings for draft in drafts)]:
-            for section, selector in _SELECTORS.items():
+            for section, selector in SELECTORS.items():
                 name = settings.get(f"{section}.{selector}")
                 if name is not None:
                     self._used[section].setdefault(str(name.content), name)
@@ -177,7 +176,9 @@ class Sections:
         key = ("nearest_size", *_key(draft, "model"), counterpart)
         return self.once(key, lambda: self._nearest_size(draft, counterpart))
 
-    def single_values(self, settings: Settings, *, complete: bool = True) -> list[Diagnostic]:
+    def single_values(
+        self, settings: Settings, *, complete: bool = True, unnamed: Set[str] = frozenset()
+    ) -> list[Diagnostic]:
         """Return what is wrong with values one by one, whatever they are combined with.
 
         For values that no trial uses as they stand: a base that every entry overrides, an entry
@@ -187,17 +188,22 @@ class Sections:
             settings: The values.
             complete: Whether they name the architecture and the source that they are for. If not,
                 keys that another one has are no mistakes.
+            unnamed: Sections for which they do not, and the base's may be the wrong one.
         """
         wrong: list[Diagnostic] = []
         for section in SECTIONS:
             values = part(settings, section)
-            cls = self._config_class(section, values, wrong)
+            cls = self._config_class(section, values, wrong, unnamed=unnamed)
             if cls is not None:
                 self._typed(section, cls, values, wrong, complete=complete)
         return wrong
 
     def broken_rules(
-        self, settings: Settings, *, changed: Set[str] | None = None
+        self,
+        settings: Settings,
+        *,
+        changed: Set[str] | None = None,
+        unnamed: Set[str] = frozenset(),
     ) -> list[Diagnostic]:
         """Return the rules that values written together break in every trial that has them.
 
@@ -206,6 +212,7 @@ class Sections:
         Args:
             settings: The values.
             changed: Keys that a trial may set to something else, if that is known of all.
+            unnamed: As of `single_values`.
         """
         wrong: list[Diagnostic] = []
         for section in SECTIONS:
@@ -213,7 +220,8 @@ class Sections:
             unknown = None
             if changed is not None and values.keys().isdisjoint(_DEFAULTS):
                 unknown = {key.removeprefix(f"{section}.") for key in changed}
-            cls = self._config_class(section, values, [])  # whose names `single_values` checks
+            # `single_values` checks the names.
+            cls = self._config_class(section, values, [], unnamed=unnamed)
             if cls is not None:
                 wrong += validation.broken_rules(cls, values, unknown=unknown)
         return wrong
@@ -432,7 +440,12 @@ class Sections:
         return name, module, values | ({} if preset is None else {"preset": preset})
 
     def _config_class(
-        self, section: str, values: dict[str, YamlNode], wrong: list[Diagnostic]
+        self,
+        section: str,
+        values: dict[str, YamlNode],
+        wrong: list[Diagnostic],
+        *,
+        unnamed: Set[str],
     ) -> Any:
         """Return the class behind a section, and check the names in `values` that select it."""
         if section == "train":
@@ -443,9 +456,10 @@ class Sections:
             return self._workloads.train_config()
         if section == "resources":
             return Resources
-        selector = _SELECTORS[section]
-        if selector not in values and f"{section}.{selector}" in self._base:
-            values[selector] = self._base[f"{section}.{selector}"]
+        selector = SELECTORS[section]
+        of_base = self._base.get(f"{section}.{selector}")
+        if selector not in values and of_base is not None and section not in unnamed:
+            values[selector] = of_base
         if selector not in values:
             wrong += self._known_to_none(section, values)
             return None
@@ -469,7 +483,7 @@ class Sections:
         """
         workloads = self._workloads
         names = workloads.architectures() if section == "model" else workloads.data_sources()
-        name = values.pop(_SELECTORS[section], None)
+        name = values.pop(SELECTORS[section], None)
         if name is None:
             raise InvalidError(_missing_name(self._where[section], values, section, names))
         validation.check_text(name)
@@ -516,7 +530,7 @@ class Sections:
         self, draft: DraftTrial, section: str, name: YamlNode, values: Settings, cls: Any
     ) -> dict[str, YamlNode]:
         """Return the values without base keys that only another architecture or source knows."""
-        selector = _SELECTORS[section]
+        selector = SELECTORS[section]
         base_name = self._base.get(f"{section}.{selector}")
         if base_name is not None and base_name.content == name.content:
             return dict(values)
@@ -534,7 +548,7 @@ class Sections:
         """Whether some architecture or source that the file uses has the key."""
         for name in self._used[section].values():
             with contextlib.suppress(InvalidError):
-                _, module = self._module(section, {_SELECTORS[section]: name})
+                _, module = self._module(section, {SELECTORS[section]: name})
                 if key in validation.field_names(module.Config):
                     return True
         return False
@@ -562,7 +576,7 @@ def elsewhere(section: str | None, workloads: Workloads) -> dict[str, str]:
         for name, cls in classes.items():
             for key in validation.field_names(cls):
                 if other == section:
-                    has = f"{_SELECTORS.get(other, other)} {name} has it, this one does not"
+                    has = f"{SELECTORS.get(other, other)} {name} has it, this one does not"
                     advice.setdefault(key, f"remove it: {has}") if name else None
                 else:
                     advice.setdefault(key, f"write it under {other}:")
@@ -661,7 +675,7 @@ def _check_preset(name: YamlNode, module: Any, preset: YamlNode) -> None:
 
 
 def _missing_name(where: YamlNode, values: Settings, section: str, names: list[str]) -> Diagnostic:
-    selector = _SELECTORS[section]
+    selector = SELECTORS[section]
     for key, value in values.items():
         if messages.meant(key, [selector]):
             return value.diagnostic_at_key(f"unknown key {key!r}", f"did you mean {selector!r}?")

@@ -307,6 +307,32 @@ def test_seeds_that_different_code_trained_are_told(synthetic, tmp_path, snapsho
     assert list(notes) == ([told] if mixed else [])
 
 
+@pytest.mark.parametrize("sweeps", [("a", "a"), ("a", "b")])
+@pytest.mark.parametrize("factor", [1.0, 0.8])
+def test_seeds_that_different_code_counted_are_told(synthetic, tmp_path, sweeps, factor):
+    first, second = (
+        synthetic.make_trial("dense", 32, seed, sweep=sweep) for seed, sweep in enumerate(sweeps)
+    )
+    now = first.spec.accounting["training_flops"]
+    counts = {**first.spec.accounting, "training_flops": factor * now}
+    first = replace(first, spec=first.spec.with_accounting(counts))
+    other = synthetic.make_trial("dense", 64, 0, sweep=sweeps[0])
+    for trial in (first, second, other):
+        synthetic.write_done(tmp_path, trial)
+
+    notes = [note for note in analysis.load(tmp_path).notes if "counted" in note]
+
+    told = (
+        f"{' and '.join(sorted({*sweeps}))}: seeds of dense 32w were counted by different code "
+        "(training_flops: ",
+        f"{factor * now:,.0f} in {first.spec.trial_id}",
+        f"{now:,.0f} in {second.spec.trial_id}",
+        "), and fits take them for different sizes; rename the sweep to train all anew",
+    )
+    assert len(notes) == (factor < 1)
+    assert all(part in note for note in notes for part in told)
+
+
 def test_text_and_fact_sweeps_side_by_side_do_not_exclude_each_other(synthetic, tmp_path):
     facts, text = (synthetic.make_trial("dense", 32, 0, sweep=name) for name in ("facts", "text"))
     for name in [n for n in text.metrics if n.startswith(("recall", "knowledge"))]:

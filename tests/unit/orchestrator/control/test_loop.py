@@ -1128,6 +1128,71 @@ def test_a_folder_removed_while_its_trial_runs_ends_no_other(world, folder, whil
     assert again.complete
 
 
+@pytest.mark.parametrize("written", ["spec.json", "launch.json"])
+def test_a_folder_removed_while_its_trial_starts_ends_no_other(world, monkeypatch, written):
+    spec = TrialSpec(
+        sweep="s",
+        data={"source": "x"},
+        model={"architecture": "dense"},
+        train={"tokens": 1000, "batch_tokens": 10, "seq_len": 10},
+        resources=Resources(gpus=0),
+        seed=0,
+    )
+    removed, other = spec.trial_id, world.trial(1)
+    world.sweep.add_trials([spec])
+    folder = world.sweep.trial(removed).path
+
+    def write(path, *args, **more):
+        if path.is_relative_to(folder) and path.name == written:
+            shutil.rmtree(folder)
+        write_json(path, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trial_dir_module, "write_json", write)
+        status = world.run(removed, other, script=finish(world, other))
+
+    (sentence,) = status.unreadable
+    assert sentence == (
+        f"{folder}: somebody removed this folder while the trial started; submit again to train "
+        "it; this trial is set aside"
+    )
+    assert world.end(other)["outcome"] == "done"
+    assert not status.complete
+
+    world.sweep.add_trials([spec])
+    assert world.run(removed, other, submission=2, script=finish(world, removed)).complete
+
+
+def test_a_folder_removed_while_its_trial_finds_no_place_ends_no_other(world):
+    removed, other = world.trial(0), world.trial(1)
+    place = world.launcher.launch
+
+    def launch(request):
+        if request.trial_id == removed and not world.launcher.launches:
+            world.launcher.launch = place
+            shutil.rmtree(world.sweep.trial(removed).path)
+            raise NotPlaced("the node is gone")
+        return place(request)
+
+    world.launcher.launch = launch
+
+    assert world.run(removed, other, script=finish(world, other, removed)).complete
+
+
+def test_a_missing_sweep_at_the_start_of_a_trial_ends_the_controller(world, monkeypatch):
+    trial = world.trial(0)
+
+    def write(path, *args, **more):
+        if path.name == "launch.json":
+            shutil.rmtree(world.sweep.path)
+        write_json(path, *args, **more)
+
+    monkeypatch.setattr(trial_dir_module, "write_json", write)
+
+    with pytest.raises((FileNotFoundError, MovedError)):
+        world.run(trial, script=iter(()))
+
+
 def test_an_end_that_waits_for_room_is_dropped_with_its_folder(world, monkeypatch):
     first, second = world.trial(0), world.trial(1)
     attempt = world.sweep.trial(first).path / "attempts" / "0001"

@@ -130,3 +130,33 @@ def test_what_our_code_raises_says_itself_what_is_wrong():
     assert place(caught(refuse, "knn must be positive")) == ""
     assert place(caught(refuse, "")) != ""
     assert place(ValueError("never raised")) == ""
+
+
+def refuse_width(x):
+    raise ValueError(f"d_model must be 8, got {x.shape[-1]}")
+
+
+def wrong_shape(x):
+    return x @ torch.ones(3, 4)
+
+
+@pytest.mark.parametrize("function", [refuse_width, wrong_shape])
+def test_an_error_while_torch_translates_has_the_place_of_the_translated_line(function):
+    compiled = torch.compile(function, backend="eager", fullgraph=True)
+    line = function.__code__.co_firstlineno + 1
+
+    found = place(caught(compiled, torch.ones(2, 8)))
+
+    assert found == f"tests/unit/orchestrator/node/{Path(__file__).name}:{line}"
+
+
+@pytest.mark.parametrize("compiler", ["_inductor/output_code.py", "_dynamo/convert_frame.py"])
+def test_an_error_of_code_that_torch_wrote_has_no_place(compiler, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    generated = tmp_path / "inductor" / "xn" / "cxn.py"
+    library = tmp_path / "site-packages" / "torch" / compiler
+    code = {}
+    for file, text in ((generated, "def call(x): x @ x.ones(3)"), (library, "def run(x): call(x)")):
+        exec(compile(text, str(file), "exec"), code)
+
+    assert place(caught(lambda: code["run"](torch.ones(2)))) == ""

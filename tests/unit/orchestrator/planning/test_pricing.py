@@ -266,7 +266,27 @@ def test_done_trials_keep_the_counts_of_what_was_trained(loaded, sweep):
     assert [t.status for t in plan.trials] == ["done", "new", "new", "new"]
     assert sweep.trial(specs[0].trial_id).spec().accounting == {**specs[0].accounting, **counts}
     assert plan.trials[1].spec.accounting == specs[1].accounting
-    assert plan.code_notes == ()
+    (told,) = plan.code_notes
+    now = specs[0].accounting["total_params"]
+    assert told in plan.notes
+    assert told == (
+        "dense: 1 of its finished trials keeps counts of other code (total_params of "
+        f"{specs[0].trial_id}: 6,144, now {now:,.0f}); new seeds beside them get today's; rename "
+        "the sweep to train all anew, or delete their folders"
+    )
+
+
+@pytest.mark.parametrize("name", ["active_params", "training_flops", "peak_memory_bytes"])
+def test_finished_trials_that_keep_other_counts_are_told(loaded, sweep, name):
+    """Of sizes and costs that curves are drawn over; the code that all architectures share counts them."""
+    specs = [t.spec for t in make_plan(loaded, sweep.snapshot(), MEASURED).trials]
+    old = [s.with_accounting({**s.accounting, name: 0.8 * s.accounting[name]}) for s in specs[:2]]
+    finish(sweep, [*old, specs[2]], code=Path(dense.__file__).read_text())
+
+    notes = make_plan(loaded, sweep.snapshot(), MEASURED).code_notes
+
+    told = [f"dense: 2 of its finished trials keep counts of other code ({name} of"]
+    assert [note[: len(told[0])] for note in notes] == ([] if name == "peak_memory_bytes" else told)
 
 
 def test_other_code_is_told_of_this_sweep_and_of_others(loaded, sweep):

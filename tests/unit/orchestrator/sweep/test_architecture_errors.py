@@ -37,6 +37,26 @@ def test_its_file_and_line_are_named(dense: Path, line: str, said: str) -> None:
     assert str(caught.value).startswith(f"architecture dense: {dense}:2: {said}")
 
 
+def test_the_architecture_that_calls_another_is_named_first(dense: Path) -> None:
+    def call(*architectures: str) -> None:
+        scope: dict[str, object] = {"sys": sys}
+        for name, line in zip(architectures, ["sys.n_layer", "call()", "call()"], strict=False):
+            text = f"def call(call=globals().get('call')):\n    {line}"
+            exec(compile(text, dense.with_name(f"{name}.py"), "exec"), scope)
+        with architecture_errors.as_sentences():
+            scope["call"]()  # type: ignore[operator]
+
+    said = "AttributeError: module 'sys' has no attribute 'n_layer'"
+    mine = dense.with_name("memory.py")
+    with pytest.raises(ExperimentError) as caught:
+        call("dense", "memory")
+    assert str(caught.value) == f"architecture memory: {dense}:2, called in {mine}:2: {said}"
+
+    with pytest.raises(ExperimentError) as caught:
+        call("memory", "dense", "memory")
+    assert str(caught.value) == f"architecture memory: {mine}:2: {said}"
+
+
 def test_other_errors_pass(dense: Path) -> None:
     problem = ConfigError([])
 

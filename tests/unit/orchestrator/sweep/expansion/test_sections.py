@@ -393,6 +393,60 @@ def test_a_key_without_its_section_hides_no_other_mistake(problems: Problems) ->
     ], "keys that another architecture has may be right"
 
 
+@pytest.mark.parametrize(
+    ("entry", "wrong"),
+    [
+        # `wide` is a preset of plain alone; the base is a mixer.
+        (
+            "set: {model.preset: wide, bar: 2}, "
+            "grid: {model.architecture: [plain], train.lr: [1.0e-3]}",
+            ["set.bar: unknown key 'bar'"],
+        ),
+        (
+            "set: {bar: 2}, "
+            "grid: {model.preset: [wide], model.architecture: [plain], data.n: [8, 9]}",
+            ["set.bar: unknown key 'bar'"],
+        ),
+        (
+            "set: {model.preset: wide, bar: 2}, "
+            "grid: {model.architecture: [plain, table], train.lr: [-1.0]}",
+            [
+                "set.model.preset: table has no preset wide",
+                "set.bar: unknown key 'bar'",
+                "grid.train.lr[0]: must be positive, got -1.0",
+            ],
+        ),
+        (
+            "set: {architecture: plain, model.preset: wide}",
+            ["set.architecture: unknown key 'architecture'"],
+        ),
+        (
+            "set: {model.preset: wide}, grid: {model.architecture: plain}",
+            ["grid.model.architecture: must be a list, got plain"],
+        ),
+        (
+            "set: {model.preset: wyde}, grid: {model.architecture: plain}",
+            [
+                "set.model.preset: no architecture has a preset wyde",
+                "grid.model.architecture: must be a list, got plain",
+            ],
+        ),
+    ],
+)
+def test_presets_of_a_broken_entry_are_tested_against_its_own_architectures(
+    problems: Problems, entry: str, wrong: list[str]
+) -> None:
+    header = """
+name: test
+data: {source: numbers, n: 10}
+train: {tokens: 640, batch_tokens: 64, seq_len: 16, lr: 1.0e-2}
+model: {architecture: mixer, preset: tiny}
+"""
+    found = problems(f"trials: [{{{entry}}}]", header=header)
+
+    assert [text.split(";")[0].partition("trials[0].")[2] for text in found] == wrong
+
+
 def test_an_unknown_name_hides_no_key_and_preset_that_nobody_knows(problems: Problems) -> None:
     header = """
 name: test
