@@ -1,9 +1,9 @@
 """Inverse of a fitted law: which size has a given outcome, all others held.
 
 The curve of every resample is followed along the size and read off where it first crosses the
-outcome (inverse regression; Draper and Smith 1998, section 3.2). Curves that lead
-away from it at the smallest sizes count as zero, others that never reach it as infinite. So an
-interval may lack either end.
+outcome (inverse regression; Draper and Smith 1998, section 3.2). Curves that lead away from it at
+the smallest sizes count as zero, others that never reach it as infinite. So an interval may lack
+either end.
 """
 
 from collections.abc import Mapping

@@ -76,7 +76,7 @@ def read_table(
         for sweep in names:
             if sweep not in found:
                 raise NotFoundError(f"{name}: no rows of sweep {sweep!r}; there are {there}")
-    shown_names = names[0] if names is not None and len(names) == 1 else names and list(names)
+    shown_names = names[0] if names and len(names) == 1 else names
     asked = {"sweep": shown_names, "columns": columns, "units": units, "accept": accept}
     options = "".join(f", {key}={value!r}" for key, value in asked.items() if value)
     shown = "table" if name == DATA_FRAME else repr(name)

@@ -3,18 +3,16 @@
 import pandas as pd
 
 from analysis.formatting import some_of
-
-COUNTS = ("total_params", "active_params", "training_flops")
-"""Columns that are equal for all seeds of a configuration if the same code counted them."""
+from orchestrator.records.trial_spec import COUNTS_OF_A_CONFIGURATION
 
 
 def mixed_counts(table: pd.DataFrame) -> list[str]:
-    """Return a sentence for each architecture with configurations whose seeds differ in COUNTS.
+    """Return a sentence for each architecture with configurations whose seeds differ in these.
 
     Args:
         table: Of memscale's own trials, a row each (`schema.check_rows`).
     """
-    columns = [name for name in COUNTS if name in table]
+    columns = [name for name in COUNTS_OF_A_CONFIGURATION if name in table]
     if not columns:
         return []
     by_configuration = table.groupby("configuration")[columns]

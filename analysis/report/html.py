@@ -5,6 +5,7 @@ The page fetches nothing.
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,7 @@ def render(contents: ReportContents, pictures: Mapping[str, Picture]) -> str:
         hold_outs=[(c, c.fit.hold_out, c.fit.hold_out_note) for c in fits.curves],
         environment=runs.environment,
         fits=fits,
-        commands=_commands(runs, contents.sweep),
+        commands=_commands(runs),
     )
 
 
@@ -159,24 +160,25 @@ def _with_code(sentence: str) -> Markup:
     return Markup("").join(marked)
 
 
-def _commands(runs: Runs, sweep: str) -> list[str]:
-    names = sweep_names(runs.sweep) or []
-    several = f"analysis.load({without_password(runs.source)!r}, sweep={names})"
-    call = several if runs.call is None and len(names) > 1 else runs.call
-    if call is not None:
+def _commands(runs: Runs) -> list[str]:
+    """Return the commands that make this page anew: lines of Python for somebody's table."""
+    if runs.call is not None:
         return [
             "import analysis",
-            f"runs = {call}",
+            f"runs = {runs.call}",
             "analysis.write_report(runs, analysis.fit_sweep(runs), 'report')",
         ]
+    names = sweep_names(runs.sweep) or sorted(set(runs.table["sweep"].astype(str)))
+    report = f"memscale report {' '.join(names)}"
     if "://" in runs.source:
-        return [f"memscale report {sweep} --tracking-uri {without_password(runs.source)}"]
+        return [f"{report} --tracking-uri {without_password(runs.source)}"]
     source = Path(runs.source)
     if not source.is_dir():
         return []
     root = source.parent if (source / "trials").is_dir() else source
-    sheet = root / sweep / "sweep.yaml"
+    option = f"--runs {shlex.quote(str(root))}"
+    sheets = [sheet for name in names if (sheet := root / name / "sweep.yaml").exists()]
     return [
-        *([f"memscale submit {sheet} --runs {root}"] if sheet.exists() else []),
-        f"memscale report {sweep} --runs {root}",
+        *(f"memscale submit {shlex.quote(str(sheet))} {option}" for sheet in sheets),
+        f"{report} {option}",
     ]

@@ -243,5 +243,5 @@ def _slots(priced: Any) -> int:
         by_gpus = gpus // asked if asked >= 1 else gpus * int(1 / asked)
         return min(by_cores, int(by_gpus))
 
-    todo = [t.spec.resources for t in priced.trials if t.to_train]
-    return max(1, min(map(at_a_time, todo), default=1))
+    to_train = [t.spec.resources for t in priced.trials if t.to_train]
+    return max(1, min(map(at_a_time, to_train), default=1))

@@ -88,6 +88,7 @@ def submit_to_slurm(
     priced = make_plan(sweep_files, runs, gpus_there=True)
     check_memory(priced, here=False)
     prepare_data(priced, runs)
+    print_notes(priced)  # before anything starts: Ctrl-C still helps
     name, console = priced.sweep.name, console_here()
     submission = slurm_submission.SlurmSubmission(
         plan=priced,
@@ -100,7 +101,6 @@ def submit_to_slurm(
     sent = submission.send()
     where = f" as Slurm job{'s' * (len(sent.job_ids) > 1)} {', '.join(_ranges(sent.job_ids))}"
     before = f", {sent.queued_before} of them already queued" if sent.queued_before else ""
-    print_notes(priced)
     console.print(
         f"{name}: {plural(len(priced.trials), 'trial')}, {sent.trials} to train"
         f"{where if sent.job_ids else ''}{before}."

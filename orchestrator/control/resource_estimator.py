@@ -13,7 +13,8 @@ from orchestrator.scheduling.runtime_prediction import RuntimePredictor
 from orchestrator.scheduling.trial_demand import trial_demand, with_gpu_count
 
 MIN_OBSERVED_SHARE = 0.25
-"""Share of a trial's steps from which on an attempt's seconds tell those of the whole trial."""
+"""Share of a trial's steps from which on an attempt's seconds are taken to tell those of the whole
+trial. A choice, not measured."""
 
 
 class ResourceEstimator:

@@ -11,7 +11,7 @@ from orchestrator.control.failure_classifier import EXIT_CODES, AttemptExit
 from orchestrator.control.launcher_port import Launch
 from orchestrator.node import worker
 from orchestrator.node.exception_outcome import exception_outcome
-from orchestrator.node.hardware import gpu_memory_bytes, usable_cores, visible_gpus
+from orchestrator.node.local_node import local_node
 from orchestrator.node.reporter import RankReporter, StopFlag
 from orchestrator.node.supervisor import NodeSupervisor
 from orchestrator.records import unstarted_specs
@@ -180,20 +180,6 @@ def _stops_too(stop: StopFlag) -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def local_node(cpus: int | None, gpus: int | None) -> Node:
-    """Return this machine, or the part of it that may be used."""
-    visible = visible_gpus()
-    used = visible if gpus is None else visible[:gpus]
-    host = os.uname().nodename
-    return Node(
-        node_id=host,
-        host=host,
-        cpus=usable_cores() if cpus is None else cpus,
-        gpus=used,
-        gpu_memory_bytes=gpu_memory_bytes(used),
-    )
 
 
 def rank_environment(sweep: SweepDir, code: Path | None = None) -> dict[str, str]:

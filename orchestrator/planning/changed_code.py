@@ -11,10 +11,7 @@ from pathlib import Path
 
 from orchestrator.records.code_digest import ARCHITECTURES, code_digest
 from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
-from orchestrator.records.trial_spec import TrialSpec
-
-COUNTS = ("total_params", "active_params", "training_flops")
-"""Sizes and costs that curves are drawn over; all seeds of a configuration have the same."""
+from orchestrator.records.trial_spec import COUNTS_OF_A_CONFIGURATION, TrialSpec
 
 
 def notes(
@@ -50,7 +47,7 @@ def count_notes(done: Iterable[tuple[TrialSpec, Mapping[str, float]]]) -> list[s
         kept = spec.accounting
         differences = [
             f"{name} of {spec.trial_id}: {kept[name]:,.0f}, now {now[name]:,.0f}"
-            for name in COUNTS
+            for name in COUNTS_OF_A_CONFIGURATION
             if name in kept and kept[name] != now[name]
         ]
         if differences:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.control.node_exclusion import excluded
-from orchestrator.node.hardware import gpu_memory_bytes, usable_cores, visible_gpus
+from orchestrator.node.hardware import visible_gpus
+from orchestrator.node.local_node import local_node
 from orchestrator.planning import changed_code, design_checks, evaluation_cost
 from orchestrator.planning.evaluation_cost import EvaluationCost, PricedTraining
 from orchestrator.planning.paper_convention import block_flops
@@ -158,7 +159,7 @@ def make_plan(
     rate = None if any(m.device == "cpu" for m in measured) else matmul_flops_per_second()
     on_gpus = bool(visible_gpus()) if gpus_there is None else gpus_there
     if gpus_there is None and on_gpus:
-        nodes = [_this_machine()]
+        nodes = [local_node()]
     alive = liveness.is_alive(snapshot.path, snapshot.controller)
     known = [trial.spec for trial in snapshot.trials.values()]
     prices: dict[Hashable, dict[str, float]] = {}
@@ -457,17 +458,6 @@ def _limit_bytes(resources: Resources, gpu_bytes: float) -> float:
     """Return the largest peak of a rank that GPUs of so much memory hold."""
     gpus = float(resources.ranks if isinstance(resources.gpus, str) else resources.gpus)
     return largest_peak(gpu_bytes, ranks=ranks_per_gpu(resources.ranks, gpus))
-
-
-def _this_machine() -> Node:
-    gpus = visible_gpus()
-    return Node(
-        node_id="here",
-        host="localhost",
-        cpus=usable_cores(),
-        gpus=gpus,
-        gpu_memory_bytes=gpu_memory_bytes(gpus),
-    )
 
 
 def _account_once(

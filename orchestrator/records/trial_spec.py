@@ -30,6 +30,9 @@ not mistaken for new. A record of an older version is read, and keeps its id. On
 is set aside."""
 
 
+COUNTS_OF_A_CONFIGURATION = ("total_params", "active_params", "training_flops")
+"""Numbers of the accounting that curves are drawn over. All seeds of a configuration have the same
+if the same code counted them."""
 GPU_PEAK = "system/gpu_peak_bytes"
 """Metric of a result: peak memory that torch held on a rank's GPU. Later trials of the
 configuration are packed by it."""

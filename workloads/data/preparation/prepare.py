@@ -30,8 +30,8 @@ from workloads.data.readers.documents import expand
 from workloads.data.readers.problems import (
     DataError,
     Problems,
+    refuse_trained_on,
     require_files,
-    require_held_out,
 )
 from workloads.data.remarks import few_held_out
 from workloads.data.tokenizer import load, token_dtype
@@ -52,7 +52,7 @@ def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifes
     unread = [source.version() for source in sources]
     records = records_of(sources)
     if request.valid:
-        _require_held_out(sources, records)
+        _check_held_out(sources, records)
     asked = {
         "sources": records,
         "tokenizer": tokenizer_identity(request.tokenizer),
@@ -107,7 +107,7 @@ def _check(
     return are_tokens == {True}
 
 
-def _require_held_out(sources: Sequence[CorpusInput], records: Sequence[Mapping[str, Any]]) -> None:
+def _check_held_out(sources: Sequence[CorpusInput], records: Sequence[Mapping[str, Any]]) -> None:
     """Refuse files that are trained on and held out.
 
     Raises:
@@ -120,7 +120,7 @@ def _require_held_out(sources: Sequence[CorpusInput], records: Sequence[Mapping[
             named = valid if source.held_out else train
             # Small files of the hub have no hash.
             named[source.name] = record["sha256"] or source.name
-    require_held_out(train, valid, fields=("SOURCE", "--valid"))
+    refuse_trained_on(train, valid, fields=("SOURCE", "--valid"))
 
 
 def _wrong_for_tokens(request: PrepareRequest) -> list[str]:

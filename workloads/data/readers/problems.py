@@ -86,7 +86,7 @@ def _problem(file: str, message: str, fix: str, lines: Sequence[int | None], n_l
     return f"{place}: {message}{again}; {fix}"
 
 
-def require_held_out(
+def refuse_trained_on(
     train: Mapping[str, str],
     held_out: Mapping[str, str],
     *,

@@ -32,8 +32,8 @@ from workloads.data.readers.documents import expand, is_plain, is_plain_text
 from workloads.data.readers.problems import (
     DataError,
     Problems,
+    refuse_trained_on,
     require_files,
-    require_held_out,
 )
 from workloads.data.remarks import few_held_out, trained_on, unused_tokens
 from workloads.data.tiktoken_file import tokenizer_files
@@ -229,7 +229,7 @@ class Config:
         del log
         require_files(_local(self.files()), self.FORMAT)
         problems, text = Problems(), self._local_text
-        _require_held_out(text)
+        _refuse_trained_on(text)
         text.check(problems)
         if self.valid_path is None and not self._is_remote and not problems.total:
             text.check_split(problems)
@@ -243,7 +243,7 @@ class Config:
         """
         files = self.files()
         require_files(_local(files), self.FORMAT)
-        _require_held_out(self._local_text)
+        _refuse_trained_on(self._local_text)
         content = _content(files, cache)
 
         def build(scratch: Path) -> None:
@@ -340,7 +340,7 @@ def _local(
     }
 
 
-def _require_held_out(text: LocalText) -> None:
+def _refuse_trained_on(text: LocalText) -> None:
     """Refuse files that are trained on and held out; only files of equal size are read."""
     train, valid = (
         {path: path.stat().st_size for path in p} for p in (text.paths, text.valid_paths)
@@ -351,7 +351,7 @@ def _require_held_out(text: LocalText) -> None:
         return file_sha256(path) if size in equal else str(path.resolve())
 
     named = ({str(path): content(path, n) for path, n in p.items()} for p in (train, valid))
-    require_held_out(*named)
+    refuse_trained_on(*named)
 
 
 def _content(
