@@ -24,12 +24,13 @@ MAX_PARAMS = 100
 """Params, and tags, that one call takes."""
 SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-"""The exporter waits out an outage and can be stopped; MLflow's own retries block for minutes."""
+"""The exporter waits out an outage and can be stopped; MLflow's own retries block for minutes.
+
+They would also repeat a request that timed out. A server that goes on later carries out both."""
 
 UNREACHED = re.compile("NewConnectionError|NameResolutionError|ConnectTimeoutError")
 """Of urllib3, which MLflow's own error quotes: no connection was made."""

@@ -2,7 +2,9 @@
 
 An outage ends the round. Every step may be repeated, and killed in between. What is sent is a
 function of the trial directories alone, and the tracker ignores a point it has. A run is looked up
-by its tags before it is made, and progress is kept only after the tracker took something.
+by its tags before it is made, and progress is kept only after the tracker took something. A server
+may make a run whose request timed out long before, so runs are then looked up again, and all but
+one of a trial deleted.
 """
 
 import logging
@@ -39,6 +41,8 @@ LOG = logging.getLogger(__name__)
 WAITING_SHOWN = 64
 """How many trials that never started have runs at a time. A run takes a tenth of a second, and
 those of ten thousand would keep measurements, and the end of a cancelled sweep, waiting."""
+DOUBTFUL_ROUNDS = 3
+"""How many rounds look up all runs again after a request to make one got no answer."""
 
 
 @dataclass(kw_only=True)
@@ -72,6 +76,12 @@ class SweepSync:
         """What varies in the sweep, by trial id."""
         self._registered: frozenset[str] = frozenset()
         """Trials whose models somebody asked to register."""
+        self._doubtful_rounds = 0
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the tracker may still make a run whose request got no answer."""
+        return self._doubtful_rounds > 0
 
     def round(self) -> bool:
         """Send what there is; return whether everything was taken.
@@ -118,6 +128,9 @@ class SweepSync:
                     controlled=controlled,
                 )
             taken &= result.taken
+        if self.doubtful:
+            self._doubtful_rounds -= 1
+            self._tracked = None
         return taken
 
     def take_cancel_requests(self) -> list[str]:
@@ -182,7 +195,7 @@ class SweepSync:
         folder_id = sync_state.folder_id(self._sweep)
         runs = self._client.runs(experiment_id, folder_id)
         if (parent := _parent_of(runs)) is None:
-            self._client.create_run(
+            self._create_run(
                 experiment_id,
                 start_s=float(submissions[0]["submitted_at"]) if submissions else self._clock(),
                 name=self._sweep.name,
@@ -191,20 +204,31 @@ class SweepSync:
             runs = self._client.runs(experiment_id, folder_id)
             parent = _parent_of(runs)
             assert parent is not None
+        trials = _runs_of_trials(runs)
+        chosen = {parent.run_id, *(run.run_id for run in trials.values())}
         for run in runs:
-            if run.kind == run_schema.TRIAL_KIND or run.deleted or run is parent:
+            if run.deleted or run.run_id in chosen:
                 continue
-            if run.kind == run_schema.SWEEP_KIND:
+            if run.kind in (run_schema.SWEEP_KIND, run_schema.TRIAL_KIND):
                 self._client.delete_run(run.run_id)
             elif run.status == "RUNNING":  # of an earlier version, and nobody goes on with it
                 self._client.set_status(run.run_id, "KILLED", ended_at_s=None)
-        trials: dict[str, TrackedRun] = {}
-        for run in runs:
-            if run.kind == run_schema.TRIAL_KIND:
-                trials.setdefault(run.tags.get(run_schema.KEY, ""), run)  # the oldest counts
         return TrackedSweep(
             experiment_id=experiment_id, folder_id=folder_id, parent=parent, trials=trials
         )
+
+    def _create_run(
+        self, experiment_id: str, *, start_s: float, name: str, tags: Mapping[str, str]
+    ) -> str:
+        """Make a run; have the runs looked up again if no answer says whether it was made."""
+        try:
+            return self._client.create_run(experiment_id, start_s=start_s, name=name, tags=tags)
+        except RefusedError:
+            raise
+        except TrackerError:
+            self._doubtful_rounds = DOUBTFUL_ROUNDS
+            self._tracked = None
+            raise
 
     @contextmanager
     def _one_run(self, what: str) -> Iterator[_RunResult]:
@@ -238,9 +262,7 @@ class SweepSync:
                 run_schema.PARENT: tracked.parent.run_id,
                 "memscale.trial_id": trial_id,
             }
-            run_id = self._client.create_run(
-                tracked.experiment_id, start_s=start_s, name=name, tags=tags
-            )
+            run_id = self._create_run(tracked.experiment_id, start_s=start_s, name=name, tags=tags)
             tracked.trials[trial_id] = TrackedRun(run_id=run_id, deleted=False, tags=tags)
         return tracked.trials[trial_id]
 
@@ -303,6 +325,18 @@ def _with_runs(snapshots: Mapping[str, TrialSnapshot], tracked: Collection[str])
     room = WAITING_SHOWN - sum(never[trial_id] is TrialState.WAITING for trial_id in known)
     waiting = (i for i, state in never.items() if state is TrialState.WAITING and i not in tracked)
     return [*started, *known, *islice(waiting, max(0, room))]
+
+
+def _runs_of_trials(runs: Sequence[TrackedRun]) -> dict[str, TrackedRun]:
+    """Return the run of each trial, by id. Every exporter chooses the same.
+
+    Live runs come before deleted ones, then the oldest counts.
+    """
+    found: dict[str, TrackedRun] = {}
+    for run in sorted(runs, key=lambda run: run.deleted):
+        if run.kind == run_schema.TRIAL_KIND:
+            found.setdefault(run.tags.get(run_schema.KEY, ""), run)
+    return found
 
 
 def _parent_of(runs: Sequence[TrackedRun]) -> TrackedRun | None:

@@ -74,7 +74,7 @@ def _spec(
         train=_plain(train),
         seed=seed,
         resources=Resources(gpus=0, ranks=ranks, memory_tables=memory_tables),
-        logging=Logging(every_steps=1, evaluations=2, checkpoint_every_s=0.3),
+        logging=Logging(every_steps=1, evaluations=2, checkpoint_every_s=0.1),
     )
 
 
@@ -127,7 +127,7 @@ class TinySweep:
         ]
 
     def middle(
-        self, *, after: int = 10, of: TrialDir | None = None
+        self, *, after: int = 10, of: TrialDir | None = None, checkpointed: bool = False
     ) -> tuple[AttemptDir, ProcessId]:
         """Wait until an attempt has made `after` steps of its own; return it and its rank 0.
 
@@ -135,6 +135,7 @@ class TinySweep:
             after: Steps that it has made. Three times as many are left, so that it does not end
                 before what is killed next takes it along.
             of: Only attempts of this trial count; None is any.
+            checkpointed: Its trial has a whole checkpoint, too.
         """
 
         def look() -> tuple[AttemptDir, ProcessId] | None:
@@ -147,6 +148,7 @@ class TinySweep:
                         and alive
                         and len(steps) >= after
                         and max(steps) <= STEPS - 3 * after
+                        and (not checkpointed or any(trial.checkpoints.glob("step-*")))
                     ):
                         return attempt, alive[0]
             return None

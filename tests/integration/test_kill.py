@@ -85,7 +85,7 @@ def another(tiny, *, than):
 def test_killed_rank_fork_server_and_supervisor_cost_an_attempt_each(tiny, undisturbed):
     controller = tiny.submit(1, "ray")
     # Of the trial with tables in host memory. The others follow.
-    first, killed = tiny.middle(of=tiny.memory)
+    first, killed = tiny.middle(of=tiny.memory, checkpointed=True)
     os.kill(killed.pid, signal.SIGKILL)
 
     second, rank = another(tiny, than=[first])

@@ -26,7 +26,7 @@ from orchestrator.records.trial_spec import TrialState
 from orchestrator.tracking import sync_state
 from orchestrator.tracking.corpus_dataset import trial_datasets
 from orchestrator.tracking.exporter_process import ExporterProcess, exporting
-from orchestrator.tracking.mlflow_client import TrackingClient
+from orchestrator.tracking.mlflow_client import TrackerError, TrackingClient
 from orchestrator.tracking.run_schema import CANCEL, FOLDER_ID, KIND, RETRY, RETRY_TAKEN
 from orchestrator.tracking.sync_sweep import SweepSync
 from orchestrator.tracking.tracked_sweeps import list_tracked_sweeps
@@ -507,6 +507,56 @@ def test_a_server_lost_in_the_middle_delays_and_loses_nothing(runs, client, swee
     assert_equal_to_journals(client, sweep)
     statuses = [client.get_run(run_id).info.status for run_id in run_ids(client, sweep).values()]
     assert statuses == ["FINISHED"] * len(specs)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+@pytest.mark.parametrize("looks", ["after", "before"])
+def test_a_server_that_makes_a_run_after_the_request_timed_out_doubles_nothing(
+    runs, client, sweep, tmp_path, monkeypatch, looks
+):
+    """The server has the request, but another process locks its database meanwhile."""
+    from mlflow.entities import ViewType
+
+    (spec, *_) = specs = submitted(sweep, 1)
+    for attempt in [sweep.start(spec) for spec in specs]:
+        sweep.measure(attempt, range(30))
+    server = Server(default_tracking_uri(runs), tmp_path / "server.log")
+    server.start()
+    database = sqlite3.connect(runs / "mlflow.db", isolation_level=None)
+    try:
+        until(server.answers)
+        tracker = TrackingClient(server.url)
+        create_run = tracker.create_run
+
+        def locked_out(experiment_id, *, tags, **more):
+            if tags.get("memscale.trial_id") != spec.trial_id:
+                return create_run(experiment_id, tags=tags, **more)
+            monkeypatch.undo()
+            monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+            database.execute("BEGIN IMMEDIATE")
+            return create_run(experiment_id, tags=tags, **more)
+
+        monkeypatch.setattr(tracker, "create_run", locked_out)
+        sender = SweepSync(sweep.disk, tracker)
+        with pytest.raises(TrackerError, match="timed out"):
+            sender.round()
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "60")
+        asked = f"tags.`memscale.trial_id` = '{spec.trial_id}'"
+        experiment = client.get_experiment_by_name(sweep.disk.name).experiment_id
+        if looks == "before":
+            sender.take_cancel_requests()
+        database.execute("ROLLBACK")
+        until(lambda: client.search_runs([experiment], asked))
+        while sender.doubtful:
+            assert sender.round() is True
+    finally:
+        database.close()
+        server.kill()
+
+    assert_equal_to_journals(client, sweep)
+    every = client.search_runs([experiment], asked, ViewType.ALL)
+    assert len(every) == (2 if looks == "before" else 1)
 
 
 @pytest.mark.long

@@ -26,11 +26,16 @@ class FakeStore:
         self.calls = 0
         self.fail_at = None
         self.after_effect = False
+        self.late_call, self.late = None, []
+        """The call that times out and is carried out at `carry_out_late` alone, and what waits so."""
         self.log = []
 
     def _call(self, name, effect):
         self.calls += 1
         self.log.append(name)
+        if name == self.late_call:
+            self.late.append(effect)
+            raise TrackerError("no answer in time")
         failing = self.fail_at is not None and self.calls == self.fail_at
         if failing and not self.after_effect:
             raise TrackerError("down before it was taken")
@@ -139,13 +144,19 @@ class FakeStore:
         files = {f"{name}/{p.name}": p.read_bytes() for p in folder.iterdir() if p.is_file()}
         self._call("log_folder", lambda: self._run(run_id).artifacts.update(files))
 
+    def carry_out_late(self):
+        for effect in self.late:
+            effect()
+        self.late = []
+
     # -- what tests ask ------------------------------------------------------------------------
 
     def of_kind(self, kind):
         return [run for run in self._runs.values() if run.tags[KIND] == kind]
 
     def trial(self, trial_id):
-        (run,) = [run for run in self.of_kind("trial") if run.tags[KEY] == trial_id]
+        runs = [run for run in self.of_kind("trial") if run.tags[KEY] == trial_id]
+        (run,) = [run for run in runs if not run.deleted] if len(runs) > 1 else runs
         return run
 
     def parent(self):

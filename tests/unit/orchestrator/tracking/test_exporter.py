@@ -46,6 +46,7 @@ class Rounds:
     def __init__(self, *script, duration_s=0.0, clock=None):
         self.script, self.n, self.looks, self.tags = list(script), 0, 0, {}
         self.duration_s, self.clock = duration_s, clock
+        self.doubtful = False
 
     def round(self):
         answer = self.script[min(self.n, len(self.script) - 1)]
@@ -93,6 +94,20 @@ def test_what_a_tag_changes_at_the_very_end_is_sent_too():
     assert export_rounds(rounds, Waits(clock, [(3.0, drain(5))]), clock=clock) is True
 
     assert (rounds.n, rounds.looks) == (4 + 1, 1)
+
+
+def test_the_end_waits_until_no_run_can_be_made_late_any_more():
+    clock = Clock()
+    rounds = Rounds(True)
+    rounds.doubtful = True
+
+    def no_more(instructions):
+        rounds.doubtful = False
+
+    waits = Waits(clock, [(3.0, drain(5)), (4.2, no_more)])
+    assert export_rounds(rounds, waits, clock=clock) is True
+
+    assert clock.now >= 4.2
 
 
 def test_an_outage_is_waited_out_with_growing_pauses_and_told():

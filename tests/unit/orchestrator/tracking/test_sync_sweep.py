@@ -109,6 +109,42 @@ def test_whatever_call_fails_the_next_exporter_completes_without_doubles(
         assert failing.parent().status == "FINISHED"
 
 
+@pytest.mark.parametrize("rounds_before", [0, 1, 2])
+def test_runs_that_a_server_makes_long_after_a_timeout_are_no_doubles(
+    sweep, disk, store, rounds_before
+):
+    specs = [disk.make_spec(seed) for seed in (0, 1)]
+    sweep.submit(specs)
+    for spec in specs:
+        sweep.measure(sweep.start(spec), range(3))
+    sender = SweepSync(sweep.disk, store)
+    store.late_call = "create_run"
+    for _ in range(2):  # of the parent: asked for again in the second round
+        with pytest.raises(TrackerError, match="in time"):
+            sender.round()
+    store.late_call = None
+    store.carry_out_late()
+    store.late_call = "create_run"
+    with pytest.raises(TrackerError, match="in time"):
+        sender.round()  # of the first trial
+    store.late_call = None
+    for _ in range(rounds_before):
+        assert sender.round() is True
+    assert sender.doubtful
+    store.carry_out_late()
+
+    while sender.doubtful:
+        assert sender.round() is True
+
+    alive = [run for run in store.of_kind("trial") if not run.deleted]
+    assert sorted(run.tags[KEY] for run in alive) == sorted(spec.trial_id for spec in specs)
+    assert parents_of_trials(store) == {store.run_id(store.parent())}
+    for spec in specs:
+        assert len(stored(store.trial(spec.trial_id))) == 6
+    assert SweepSync(sweep.disk, store).round() is True
+    assert [run for run in store.of_kind("trial") if not run.deleted] == alive
+
+
 def test_lost_progress_is_found_again_by_tags(sweep, disk, store):
     spec = interrupted_and_resumed(sweep, disk)
     SweepSync(sweep.disk, store).round()
