@@ -20,6 +20,17 @@ TUNED = "train.lr"
 MOST_NAMED = 3
 LARGEST_LR = 1.0
 """Above it, one step of AdamW moves every weight further than any weight is large."""
+VALUE_SETTINGS = (
+    "value_lr_ratio",
+    "value_lr_final_ratio",
+    "value_lr_decay_fraction",
+    "value_weight_decay",
+    "table_optimizer",
+    "table_clip",
+    "table_precision",
+    "clip_values",
+)
+"""Of `train:`, what acts on memory values alone."""
 EQUAL = 0.05
 """Relative difference of equal budgets: tokens are rounded up to whole steps."""
 
@@ -43,6 +54,7 @@ def notes(
         *_unequal_tuning(specs),
         *_unequal_tokens(budgeted),
         *_same_steps(specs),
+        *_idle_settings(specs),
         *_one_seed(specs),
         *_slow_values(specs),
         *_lost_keys(specs),
@@ -170,6 +182,40 @@ def _lengths(specs: Sequence[TrialSpec]) -> Iterator[tuple[int, int, set[tuple[i
 
 def _length(spec: TrialSpec) -> tuple[int, int | None]:
     return spec.train["tokens"], spec.train.get("stop_at_tokens")
+
+
+def _idle_settings(specs: Sequence[TrialSpec]) -> list[str]:
+    """Say if trials differ only in settings that their model or schedule ignores."""
+    alike: defaultdict[str, dict[str, TrialSpec]] = defaultdict(dict)
+    for members in _by_architecture(specs).values():
+        if len({canonical_json(_ignored(spec)) for spec in members}) == 1:
+            continue  # the usual case, told without the identities
+        for spec in members:
+            ignored = _ignored(spec)
+            train = {key: value for key, value in spec.train.items() if key not in ignored}
+            rest = canonical_json({**spec.identity(), "train": train, "seed": 0})
+            alike[rest][spec.configuration_id] = spec
+    several: defaultdict[tuple[str, ...], dict[str, None]] = defaultdict(dict)
+    for group in alike.values():
+        values = [_ignored(spec) for spec in group.values()]
+        settings = tuple(
+            f"train.{key}" for key in values[0] if any(of[key] != values[0][key] for of in values)
+        )
+        if settings:
+            several[settings][next(iter(group.values())).architecture] = None
+    return [
+        f"{_named(list(names))} ignore{'s' * (len(names) == 1)} {_named(settings)}, of which there "
+        "are several values: the same training runs once for each; keep one"
+        for settings, names in several.items()
+    ]
+
+
+def _ignored(spec: TrialSpec) -> dict[str, Any]:
+    """Return the settings of `train:` that change nothing in this trial."""
+    found = list(VALUE_SETTINGS) if spec.accounting.get("params_memory_values") == 0 else []
+    if spec.train.get("schedule", "wsd") != "wsd":
+        found.append("decay_fraction")
+    return {key: spec.train.get(key) for key in found}
 
 
 def _one_seed(specs: Sequence[TrialSpec]) -> list[str]:

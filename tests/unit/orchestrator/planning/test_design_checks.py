@@ -182,6 +182,44 @@ def test_steps_of_other_schedules_or_of_other_settings_are_not_the_same() -> Non
     assert note.startswith("train.tokens 4,000 (stop_at_tokens 2,048) and 4,096 (stop_at_tokens 2,")
 
 
+def with_train(name: str, *, values: int, **settings: Sequence[object]) -> list[TrialSpec]:
+    """Return trials of an architecture with so many memory values, over a grid of settings."""
+    return [
+        replace(
+            spec,
+            train={**spec.train, **dict(zip(settings, chosen, strict=True))},
+            accounting={**spec.accounting, "params_memory_values": values},
+        )
+        for spec in specs({name: SEVEN})
+        for chosen in itertools.product(*settings.values())
+    ]
+
+
+def test_settings_that_a_model_ignores_train_nothing_twice() -> None:
+    swept = {"value_lr_ratio": [1.0, 4.0], "schedule": ["wsd"], "decay_fraction": [0.1, 0.2]}
+    memory, dense, moe = (
+        with_train(name, values=values, **swept)
+        for name, values in (("memory", 8), ("dense", 0), ("moe", 0))
+    )
+
+    assert design_checks.notes(memory) == ()
+    (note,) = design_checks.notes([*memory, *dense])
+    assert note == (
+        "dense ignores train.value_lr_ratio, of which there are several values: the same training "
+        "runs once for each; keep one"
+    )
+    (note,) = design_checks.notes([*memory, *dense, *moe])
+    assert note.startswith("dense and moe ignore train.value_lr_ratio, of which")
+    (note,) = design_checks.notes(
+        with_train("memory", values=8, schedule=["cosine"], decay_fraction=[0.1, 0.2])
+    )
+    assert note.startswith("memory ignores train.decay_fraction, of which")
+    together = with_train("dense", values=0, lr=[1e-2, 2e-2], value_lr_ratio=[1.0])
+    assert design_checks.notes(together) == ()
+    tied = [replace(s, train={**s.train, "value_lr_ratio": 1 / s.train["lr"]}) for s in together]
+    assert design_checks.notes(tied) == ()
+
+
 def test_where_a_run_is_to_stop_counts_as_its_tokens() -> None:
     stopped = [
         replace(spec, train={**spec.train, "tokens": 10_000, "stop_at_tokens": 5000})
