@@ -1,11 +1,12 @@
 """Draw figures of the documentation that follow from numbers in the repository: `make figures`.
 
 `memory_scaling.png`, the README's first, is drawn from the runs in `docs/results/*.csv`. A line
-joins means over seeds, small points are the runs; a hollow point is one seed. A dashed level is the
-base without a memory, shaded from its lowest seed to its highest. Squares and dotted levels are
-models whose output matrices begin smaller. Of these, 30m's is from the search of its rate.
-`memory_scaling_total.png` has the same runs against all parameters, and `memory_scaling_seconds.png`
-against seconds of training. There nothing is joined, since GPUs were shared in different ways.
+joins means over seeds, small points are the runs. A hollow point is one seed, a half-filled one
+two. A dashed level is the base without a memory, shaded from its lowest seed to its highest.
+Squares and dotted levels are models whose output matrices begin smaller. Of these, 30m's is from
+the search of its rate. `memory_scaling_total.png` has the same runs against all parameters, and
+`memory_scaling_seconds.png` against seconds of training. There nothing is joined, since GPUs were
+shared in different ways.
 
 `architectures.png` and `ngram_dispute.png` are of the overviews of these two studies, see
 `study_figures.py`.
@@ -51,6 +52,11 @@ X_LABELS = {
 }
 COLOURS = {LEVEL: "#000000", "memory": "#0072B2", "memory_plus": "#D55E00"}
 """As on the pages of results (`benchmarks/results_page.py`)."""
+FEW_SEEDS: dict[int, dict[str, Any]] = {
+    1: {"markerfacecolor": "white"},
+    2: {"fillstyle": "left", "markerfacecoloralt": "white"},
+}
+"""How a mean of fewer than three seeds is marked."""
 
 
 def main() -> None:
@@ -104,7 +110,10 @@ def _memory_scaling(x: str) -> Figure:
     legend = axes[0, 3]  # no facts were given to 30m
     legend.set_axis_off()
     if x == SECONDS:
-        axes[0, 0].plot([], [], "o", color="grey", markerfacecolor="white", label="on an H200")
+        axes[0, 0].plot([], [], "o", color="grey", label="filled: on an H100")
+        axes[0, 0].plot(
+            [], [], "o", color="grey", markerfacecolor="white", label="hollow: on an H200"
+        )
     handles = {
         label: handle
         for panel in axes.flat
@@ -195,8 +204,9 @@ def _draw(panel: Axes, runs: pd.DataFrame, metric: str, x: str) -> None:
         sizes = rows.groupby(x)[metric]
         means, seeds = sizes.mean(), sizes.count()
         panel.plot(means.index, means, marker=mark, linestyle="" if init else "-", **style)
-        one = means[seeds == 1]
-        panel.plot(one.index, one, mark, color=style["color"], markerfacecolor="white", zorder=3)
+        for n, look in FEW_SEEDS.items():
+            few = means[seeds == n]
+            panel.plot(few.index, few, mark, color=style["color"], zorder=3, **look)
     shown = runs.loc[runs["architecture"] != LEVEL, x] if x == MEMORY else runs[x]
     low, high = shown.min() / 1.5, shown.max() * (3 if x == MEMORY else 1.5)
     log_scale(panel, "x", low, high, show=rounded, most=4)
