@@ -409,7 +409,7 @@ def _translated(error: Exception, uri: str) -> TrackerError:
         return TrackerError(LOCKED)
     if code == "RESOURCE_DOES_NOT_EXIST":
         return RunGoneError(message)
-    if code in {"INVALID_PARAMETER_VALUE", "INVALID_STATE", "BAD_REQUEST"}:
+    if code in {"INVALID_PARAMETER_VALUE", "INVALID_STATE", "BAD_REQUEST", "PERMISSION_DENIED"}:
         return RefusedError(message)
     return TrackerError(f"{type(error).__name__}: {message}")
 

@@ -23,6 +23,8 @@ FOLDER_ID = "memscale.folder_id"
 KEY = "memscale.key"
 """Tag: the trial's id; with FOLDER_ID it identifies a trial's run."""
 PARENT = "mlflow.parentRunId"
+STATE = "memscale.state"
+"""Tag: the trial's state. A run without it was made and never written to."""
 SUBMITTED_AT = "memscale.submitted_at"
 """Tag of the parent run: when the sweep was last submitted, seconds since 1970."""
 CANCEL = "memscale.cancel"
@@ -102,7 +104,7 @@ def trial_tags(
         "memscale.submission": "" if submission is None else str(submission),
         "memscale.origin": spec.origin,
         "memscale.attempt": str(view.attempt),
-        "memscale.state": view.state.value,
+        STATE: view.state.value,
         "memscale.outcome": view.outcome,
         "memscale.reason": view.reason,
         PARENT: parent,

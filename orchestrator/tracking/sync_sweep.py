@@ -207,15 +207,23 @@ class SweepSync:
         trials = _runs_of_trials(runs)
         chosen = {parent.run_id, *(run.run_id for run in trials.values())}
         for run in runs:
-            if run.deleted or run.run_id in chosen:
-                continue
-            if run.kind in (run_schema.SWEEP_KIND, run_schema.TRIAL_KIND):
-                self._client.delete_run(run.run_id)
-            elif run.status == "RUNNING":  # of an earlier version, and nobody goes on with it
-                self._client.set_status(run.run_id, "KILLED", ended_at_s=None)
+            if not run.deleted and run.run_id not in chosen:
+                self._retire(run)
         return TrackedSweep(
             experiment_id=experiment_id, folder_id=folder_id, parent=parent, trials=trials
         )
+
+    def _retire(self, run: TrackedRun) -> None:
+        """Delete a run of what another run holds, or end one of an earlier version."""
+        try:
+            if run.kind in (run_schema.SWEEP_KIND, run_schema.TRIAL_KIND):
+                self._client.delete_run(run.run_id)
+            elif run.status == "RUNNING":  # nobody goes on with it
+                self._client.set_status(run.run_id, "KILLED", ended_at_s=None)
+        except RefusedError as error:  # who may write on a server need not be allowed to delete
+            if run.run_id not in self._warned:
+                self._warned.add(run.run_id)
+                LOG.warning("run %s is there twice, and stays: %s", run.run_id, error)
 
     def _create_run(
         self, experiment_id: str, *, start_s: float, name: str, tags: Mapping[str, str]
@@ -330,10 +338,10 @@ def _with_runs(snapshots: Mapping[str, TrialSnapshot], tracked: Collection[str])
 def _runs_of_trials(runs: Sequence[TrackedRun]) -> dict[str, TrackedRun]:
     """Return the run of each trial, by id. Every exporter chooses the same.
 
-    Live runs come before deleted ones, then the oldest counts.
+    Live runs come before deleted ones, then those that were written to, then the oldest counts.
     """
     found: dict[str, TrackedRun] = {}
-    for run in sorted(runs, key=lambda run: run.deleted):
+    for run in sorted(runs, key=lambda run: (run.deleted, run_schema.STATE not in run.tags)):
         if run.kind == run_schema.TRIAL_KIND:
             found.setdefault(run.tags.get(run_schema.KEY, ""), run)
     return found
@@ -342,14 +350,16 @@ def _runs_of_trials(runs: Sequence[TrackedRun]) -> dict[str, TrackedRun]:
 def _parent_of(runs: Sequence[TrackedRun]) -> TrackedRun | None:
     """Return the parent among a sweep's runs, None without one. Every exporter chooses the same.
 
-    Live runs come before deleted ones, then the oldest counts. Earlier versions made one for each
-    submission; of those alone it is the one that most trials name.
+    Live runs come before deleted ones, then those that were written to, then the oldest counts.
+    Earlier versions made one for each submission; of those alone it is the one that most trials
+    name.
     """
     n_trials = Counter(run.tags.get(run_schema.PARENT) for run in runs)
 
-    def rank(run: TrackedRun) -> tuple[bool, bool, int]:
+    def rank(run: TrackedRun) -> tuple[bool, bool, bool, int]:
         of_earlier = run.kind != run_schema.SWEEP_KIND
-        return run.deleted, of_earlier, -n_trials[run.run_id] if of_earlier else 0
+        unwritten = not of_earlier and run_schema.SUBMITTED_AT not in run.tags
+        return run.deleted, of_earlier, unwritten, -n_trials[run.run_id] if of_earlier else 0
 
     parents = (run for run in runs if run.kind != run_schema.TRIAL_KIND)
     return min(parents, key=rank, default=None)

@@ -243,6 +243,7 @@ def test_a_rank_that_stands_still_is_ended_as_a_hang_and_the_trial_goes_on(tmp_p
 
 
 def test_an_attempt_costs_at_most_the_steps_since_the_last_checkpoint(failed):
+    checked = set()
     for trial in failed.trials.values():
         saved = 0
         for attempt, following in itertools.pairwise(trial.attempts()):
@@ -250,7 +251,11 @@ def test_an_attempt_costs_at_most_the_steps_since_the_last_checkpoint(failed):
                 if line.event and line.event["event"] == "checkpoint":
                     saved = line.event["step"]
             steps = [line.step for line in following.lines() if line.step is not None]
+            if not steps:  # a busy machine had it end before its first
+                continue
             assert steps[0] == saved + 1, (trial.trial_id, attempt.number)
+            checked.add(trial.trial_id)
+    assert len(checked) > 2
 
 
 @pytest.mark.parametrize(
