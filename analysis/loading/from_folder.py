@@ -103,6 +103,11 @@ def _read_trial(
     environment = (attempts[-1].environment() if attempts else None) or {}
     reading.rows.append(row(metrics={**last, **result.get("metrics", {})}))
     reading.environments.append(environment)
+    reading.digests[sweep, spec.trial_id] = {
+        suite: record["digest"]
+        for suite, record in trial.evaluations().items()
+        if record.get("digest") is not None  # unfinished: nobody knows which tasks it lacks
+    }
     snapshot = (environment.get("git") or {}).get("snapshot")
     if snapshot is not None:
         code_of[spec.trial_id] = str(snapshot)

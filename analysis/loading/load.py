@@ -22,6 +22,7 @@ from analysis.loading.from_table import DATA_FRAME, read_table
 from analysis.loading.from_tracker import read_tracker, tracked_histories
 from analysis.loading.histories import USAGE_METRICS, HistoryPoint, histories_table
 from analysis.loading.mixed_counts import mixed_counts
+from analysis.loading.mixed_evaluations import mixed_evaluations
 from analysis.loading.provenance import common_facts
 from analysis.loading.schema import Reading, check_rows, diverged_rows, exclusions, framed
 from analysis.loading.table_file import SUFFIXES, table_suffix
@@ -47,8 +48,9 @@ class Runs:
     """What the sweep file says it asks."""
     notes: Sequence[str] = ()
     """Of somebody's table: which column was taken for what, and what is doubtful
-    (`analysis/loading/validation.py`). Of a runs folder: trials of earlier submissions, and seeds
-    that different code trained. Of both it and a tracker: seeds that different code counted."""
+    (`analysis/loading/validation.py`). Of a runs folder: trials of earlier submissions, seeds that
+    different code trained, and evaluations that differ between trials. Of both it and a tracker:
+    seeds that different code counted."""
     call: str | None = None
     """How somebody's table was loaded, to do it again."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -172,7 +174,7 @@ def _completed(reading: Reading, source: str, sweep: str | tuple[str, ...] | Non
     left_out = [*reading.left_out, *faulty]
     notes = list(reading.notes)
     if reading.call is None:  # in anybody's table seeds may differ in what was measured
-        notes += mixed_counts(table)
+        notes += [*mixed_counts(table), *mixed_evaluations(table, reading.digests)]
     if reading.call is not None and left_out and not len(table):
         first = left_out[0]
         notes.append(

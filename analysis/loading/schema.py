@@ -107,6 +107,8 @@ class Reading:
     """Those of them that diverged and are no rows, of `plain_row`."""
     environments: list[Mapping[str, Any]] = field(default_factory=list)
     """environment.json of finished trials."""
+    digests: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    """Of a runs folder: sweep and finished trial -> evaluation -> digest of what was asked."""
     question: str | None = None
     """What the sweep says it asks."""
     notes: list[str] = field(default_factory=list)

@@ -1,9 +1,11 @@
 """Command `memscale`: it parses, calls a function of another package, and prints."""
 
+import io
 import os
 import sys
 
 from orchestrator.cli.app import app
+from orchestrator.node.compute_variables import set_for_computing
 
 # `--help` lists the commands in the order of these imports.
 # isort: off
@@ -15,6 +17,11 @@ from orchestrator.cli import generate, export, ui, doctor, data  # noqa: F401
 
 def main() -> None:
     """Entry point of the `memscale` command."""
+    # Before anything imports torch: planning does, and what it starts inherits the cores.
+    set_for_computing(os.environ)
+    # A terminal of another encoding (Latin-1) shows `?` for what it lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # Output piped into a program that has ended (`memscale status | head`) is no error.
     try:
         app()

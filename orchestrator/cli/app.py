@@ -358,10 +358,13 @@ def find_sweep(runs: Path, name: str) -> "SweepDir":
         NotFoundError: If there is none of that name; lists those there are.
     """
     from orchestrator.records.errors import NotFoundError
-    from orchestrator.records.sweep_dir import sweep_dir
+    from orchestrator.records.sweep_dir import dangling_link, sweep_dir
 
     sweep = sweep_dir(runs, name)
     if not (sweep.path / "trials").is_dir():
+        for path in (runs, sweep.path):
+            if why := dangling_link(path):
+                raise NotFoundError(f"{path}: {why}")
         if not runs.is_dir():
             raise NotFoundError(
                 f"sweep {name!r}: there is no folder {runs}; "

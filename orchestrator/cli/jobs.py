@@ -134,10 +134,26 @@ def logs(
     ] = False,
 ) -> None:
     """Print what a trial wrote: its log, and the reason if it failed."""
-    from orchestrator.control.terminal_text import printable_lines
-    from orchestrator.records import logs as trial_logs
+    import time
+    from functools import lru_cache
 
-    for text in trial_logs.read(find_trial(runs, trial), attempt=attempt, follow=follow):
+    from orchestrator.control.terminal_text import printable_lines
+    from orchestrator.launchers.slurm.job_records import queue_reasons
+    from orchestrator.records import logs as trial_logs
+    from orchestrator.records.sweep_dir import SweepDir
+
+    found = find_trial(runs, trial)
+
+    @lru_cache(maxsize=1)
+    def queued(half_minute: int) -> bool:
+        """Ask Slurm, which each question costs something, once in half a minute."""
+        queue = queue_reasons(SweepDir(found.path.parent.parent))
+        return queue is not None and queue.n_jobs > 0
+
+    texts = trial_logs.read(
+        found, attempt=attempt, follow=follow, queued=lambda: queued(int(time.monotonic() / 30))
+    )
+    for text in texts:
         shown = text if raw else printable_lines(text)
         sys.stdout.buffer.write(shown.encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()

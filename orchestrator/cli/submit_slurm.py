@@ -105,11 +105,15 @@ def submit_to_slurm(
         f"{name}: {plural(len(priced.trials), 'trial')}, {sent.trials} to train"
         f"{where if sent.job_ids else ''}{before}."
     )
+    if sent.refused:
+        console.print(f"error: {sent.refused}", style="red", markup=False)
     if not sent.trials:
         return
     console.print(watch_and_stop(name, runs))
     if detach:
         submission.follow_in_background()
+        if sent.refused:
+            raise typer.Exit(1)
         return
     try:
         with progress.LiveSweep(console, quiet=quiet) as live:

@@ -7,7 +7,12 @@ from pathlib import Path
 from orchestrator.control.status import QueueReasons, SweepStatus, status_from_disk
 from orchestrator.control.terminal_text import printable
 from orchestrator.records.errors import StoreError
-from orchestrator.records.sweep_dir import SweepDir
+from orchestrator.records.sweep_dir import (
+    RESERVED_NAMES,
+    SWEEP_NAME,
+    SweepDir,
+    dangling_link,
+)
 from orchestrator.records.trial_spec import TrialState
 
 
@@ -36,11 +41,12 @@ def list_sweeps(
 ) -> list[SweepSummary]:
     """Return the sweeps that were submitted into a folder, the last submitted first.
 
-    `ask_queue` is that of `status_from_disk`.
+    A link to nothing, as where a disk is not mounted, is an unreadable sweep. `ask_queue` is that
+    of `status_from_disk`.
     """
-    return sort_by_age(
-        [_summary(SweepDir(trials.parent), ask_queue) for trials in runs.glob("*/trials")]
-    )
+    found = [_summary(SweepDir(trials.parent), ask_queue) for trials in runs.glob("*/trials")]
+    found += [_unreadable(SweepDir(path), why) for path in runs.glob("*") if (why := _lost(path))]
+    return sort_by_age(found)
 
 
 def sort_by_age(sweeps: Sequence[SweepSummary]) -> list[SweepSummary]:
@@ -53,14 +59,7 @@ def _summary(sweep: SweepDir, ask_queue: Callable[[SweepDir], QueueReasons | Non
         status = status_from_disk(sweep, ask_queue=ask_queue)
         submissions = sweep.submissions()
     except StoreError as error:
-        return SweepSummary(
-            name=sweep.name,
-            state="unreadable",
-            trials=len(sweep.trials()),
-            counts={},
-            submitted_at=None,
-            problem=str(error),
-        )
+        return _unreadable(sweep, str(error))
     return SweepSummary(
         name=sweep.name,
         state=_state(status),
@@ -68,6 +67,24 @@ def _summary(sweep: SweepDir, ask_queue: Callable[[SweepDir], QueueReasons | Non
         counts={state.value: n for state, n in status.totals.items()},
         submitted_at=submissions[-1].get("submitted_at") if submissions else None,
         problem="; ".join(status.unreadable[:1]),
+    )
+
+
+def _lost(path: Path) -> str:
+    """Return what is wrong if the folder of a sweep is a link to nothing; else ""."""
+    if not SWEEP_NAME.fullmatch(path.name) or RESERVED_NAMES.fullmatch(path.name):
+        return ""
+    return f"{path}: {why}" if (why := dangling_link(path)) else ""
+
+
+def _unreadable(sweep: SweepDir, why: str) -> SweepSummary:
+    return SweepSummary(
+        name=sweep.name,
+        state="unreadable",
+        trials=len(sweep.trials()),
+        counts={},
+        submitted_at=None,
+        problem=why,
     )
 
 

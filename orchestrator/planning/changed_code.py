@@ -70,7 +70,7 @@ def of_other_code(
         snapshot: Of the sweep that may have finished them.
         file_of: Architecture to its file.
     """
-    folders = {s.get("number"): s.get("run", {}).get("code") for s in snapshot.submissions}
+    folders = {s.get("number"): (s.get("run") or {}).get("code") for s in snapshot.submissions}
     changed: Counter[str] = Counter()
     differ = cache(_differ)
     for spec in specs:
@@ -89,7 +89,7 @@ def _submission_of(record: TrialRecord) -> int | None:
     if record.result is None:
         return None
     by_number = {attempt.number: attempt.launch or {} for attempt in record.attempts}
-    number: int | None = by_number.get(int(record.result.get("attempt", 0)), {}).get("submission")
+    number: int | None = by_number.get(record.result.get("attempt") or 0, {}).get("submission")
     return number
 
 

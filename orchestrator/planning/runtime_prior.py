@@ -102,7 +102,7 @@ def measurements(
             metrics = result.get("metrics", {})
             train_s = metrics.get("time/train_s")
             flops, tokens = spec.accounting.get("training_flops"), result.get("tokens")
-            if train_s and flops and tokens:
+            if train_s and flops and tokens and min(train_s, flops, tokens) > 0:
                 found.append(
                     Measurement(
                         architecture=spec.architecture,

@@ -52,7 +52,7 @@ class AttemptDir:
 
     def error(self) -> dict[str, Any] | None:
         """Return error.json."""
-        return read_json(self.path / "error.json")
+        return read_record(self.path / "error.json")
 
     def environment(self) -> dict[str, Any] | None:
         """Return environment.json, with the GPUs that the attempt could use."""

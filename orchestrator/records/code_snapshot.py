@@ -52,23 +52,20 @@ def take(sweep: SweepDir, *, source: Path | None = None) -> Path:
     aside.mkdir()
     try:
         for package in COPIED:
-            # Content alone: who may read the copy follows from its folder, not from the source.
-            shutil.copytree(
-                source / package, aside / package, ignore=_ignored, copy_function=shutil.copyfile
-            )
+            _copy(source / package, aside / package)
         # Of the copy: an editor may have saved a file meanwhile.
         target = folder / _digest(aside)
         if not (target / "snapshot.json").exists():
             write_json(aside / "snapshot.json", _record(source))
             shutil.rmtree(target, ignore_errors=True)
             aside.rename(target)
-    except (OSError, shutil.Error) as error:
+    except OSError as error:
         if storage_errors.free_bytes(folder) < storage_errors.LEAST_BYTES:
             room = storage_errors.free_space_text(folder)
             fix = storage_errors.full_advice(folder)
             raise StoreError(f"the disk of {folder} is full: {room}; {fix}") from error
         raise StoreError(
-            f"{folder}: the code could not be copied there ({_first_of(error)}); "
+            f"{folder}: the code could not be copied there ({error}); "
             "make room, or see that it can be written"
         ) from error
     finally:
@@ -133,18 +130,18 @@ def pinned(code: Path) -> Mapping[str, str]:
     return versions
 
 
-def _first_of(error: OSError) -> str:
-    """Return what the system said; of a copy that failed file by file, of the first file."""
-    failed = error.args[0] if isinstance(error, shutil.Error) and error.args else None
-    if not isinstance(failed, list) or not failed:
-        return str(error)
-    source, _, said = failed[0]
-    more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-    return f"{source}: {said}{more}"
+def _copy(source: Path, target: Path) -> None:
+    """Copy the files below a folder, without caches and hidden ones.
 
-
-def _ignored(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name == "__pycache__" or name.startswith(".")]
+    Contents alone: who may read the copy follows from its folder and the umask, not from the
+    source, as it would with `shutil.copytree`.
+    """
+    target.mkdir()
+    for path in source.iterdir():
+        if path.name == "__pycache__" or path.name.startswith("."):
+            continue
+        copy = _copy if path.is_dir() else shutil.copyfile
+        copy(path, target / path.name)
 
 
 def _digest(folder: Path) -> str:

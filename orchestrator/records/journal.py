@@ -101,15 +101,32 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[JournalLine]:
                 return
             offset += len(raw)
             try:
-                record = json.loads(raw)
-                yield JournalLine(
-                    t=int(record["t"]),
-                    step=record.get("step"),
-                    metrics=record.get("metrics", {}),
-                    event=record if "event" in record else None,
-                    end_offset=offset,
-                )
-            except (ValueError, KeyError, TypeError) as error:
+                line = _line(json.loads(raw), end_offset=offset)
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise StoreError(
                     f"{path}: bad line before byte {offset} ({error}); delete that line"
                 ) from error
+            yield line
+
+
+def _line(record: Any, *, end_offset: int) -> JournalLine:
+    """Return the line of a record.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError: If a field is missing or of another kind.
+    """
+    t, step, metrics = int(record["t"]), record.get("step"), record.get("metrics", {})
+    if step is not None and type(step) is not int:
+        raise TypeError(f"step: expected a whole number, got {str(step)[:60]!r}")
+    if not isinstance(metrics, dict):
+        raise TypeError(f"metrics: expected an object, got {str(metrics)[:60]!r}")
+    for name, value in metrics.items():
+        if type(value) not in (float, int):
+            raise TypeError(f"metrics.{name}: expected a number, got {str(value)[:60]!r}")
+    return JournalLine(
+        t=t,
+        step=step,
+        metrics=metrics,
+        event=record if "event" in record else None,
+        end_offset=end_offset,
+    )

@@ -114,7 +114,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """Return one of a trial's records, or None when the file does not exist.
+    """Return a record whose fields are checked, or None when the file does not exist.
 
     Raises:
         StoreError: If it is damaged, or lacks a field that readers rely on.

@@ -23,9 +23,15 @@ from typing import Any
 
 from orchestrator.records import storage_errors
 from orchestrator.records.errors import BusyError, MovedError, StoreError
-from orchestrator.records.json_files import read_json, remove_temporary, write_json
+from orchestrator.records.json_files import (
+    read_json,
+    read_record,
+    remove_temporary,
+    write_json,
+)
+from orchestrator.records.lock_file import open_lock
 from orchestrator.records.processes import ProcessId
-from orchestrator.records.sweep_dir import TEMPORARY_CODE, SweepDir
+from orchestrator.records.sweep_dir import TEMPORARY_CODE, SweepDir, dangling_link
 from orchestrator.records.trial_dir import TrialDir
 
 LOCK_FILE = "controller.lock"
@@ -187,14 +193,29 @@ class ControllerLock:
                 "since it was submitted; submit again with --runs where it lies now"
             ) from None
         if lock is None:
-            other = read_json(folder / "controller.json")
-            alive = other is not None and other.get("ended_at") is None
-            who = f"process {other['pid']} on {other['host']}" if other and alive else "a Slurm job"
-            raise BusyError(
-                f"sweep {self._sweep.name}: {who} runs it already; "
-                f"watch it with `memscale status {self._sweep.name}`, or end it and submit again"
-            )
+            raise BusyError(self._held_message(folder))
         self._locks.append((lock, folder, how))
+
+    def _held_message(self, folder: Path) -> str:
+        """Return who holds the lock of a folder, as far as its controller.json says, and the fix.
+
+        It does not where a Slurm job runs one trial of the sweep: that holds the sweep's lock, too.
+        """
+        try:
+            other = read_record(folder / "controller.json")
+        except StoreError:
+            other = None
+        if other is not None and other.get("ended_at") is None:
+            who = f"process {other['pid']} on {other['host']} runs it already"
+        else:
+            file = (folder / LOCK_FILE).absolute()
+            who = (
+                f"another process holds {file}: perhaps a Slurm job of one trial (`lsof` shows it)"
+            )
+        return (
+            f"sweep {self._sweep.name}: {who}; "
+            f"watch it with `memscale status {self._sweep.name}`, or end it and submit again"
+        )
 
     def _make_sure(self) -> None:
         """Take lost locks again; raise BusyError if somebody else has taken over."""
@@ -204,7 +225,7 @@ class ControllerLock:
                 # The file system took it from us, and nobody has it. (Shared ones are given twice.)
                 os.close(held)
                 self._locks[index] = (again, folder, how)
-        found = read_json(self._place / "controller.json")
+        found = read_record(self._place / "controller.json")
         if found is None or ProcessId.from_json(found) == ProcessId.own():
             return
         # Not ours: an earlier one's if a full disk never took ours, else a later controller's.
@@ -250,7 +271,7 @@ def locked(file: Path, how: int = fcntl.LOCK_EX) -> int | None:
 
     `os.close` lets go of it, and so does the end of the process.
     """
-    lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    lock = open_lock(file)
     try:
         fcntl.flock(lock, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -268,8 +289,14 @@ def submitting(sweep: SweepDir, *, wait_s: float = 60.0) -> Iterator[None]:
 
     Raises:
         BusyError: If another `memscale submit` holds it for longer than `wait_s` seconds.
+        StoreError: If the sweep's folder cannot be one: its path is a file, or a link to nothing.
     """
-    sweep.path.mkdir(parents=True, exist_ok=True)
+    try:
+        sweep.path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        path = Path(error.filename)
+        why = dangling_link(path) or "there is a file of that name; move it away"
+        raise StoreError(f"{path}: {why}") from error
     deadline = time.monotonic() + wait_s
     while (lock := locked(sweep.path / "submit.lock")) is None:
         if time.monotonic() >= deadline:

@@ -8,10 +8,13 @@ from typing import Any
 
 from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.errors import NotFoundError
+from orchestrator.records.liveness import living
 from orchestrator.records.processes import ProcessId
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_dir import TrialDir
 
 CHUNK_BYTES = 1 << 16
+NOTHING_RUNS = "── its controller is gone, so nothing runs it; submit the sweep again to go on\n"
 
 
 def read(
@@ -20,6 +23,7 @@ def read(
     attempt: int | None = None,
     follow: bool = False,
     wait: Callable[[], None] = lambda: time.sleep(0.3),
+    queued: Callable[[], bool] = lambda: False,
 ) -> Iterator[str]:
     """Yield the log of an attempt piece by piece, then why the attempt ended.
 
@@ -29,15 +33,19 @@ def read(
     Args:
         trial: Whose log.
         attempt: Which attempt; None is the last one, and following it goes on into the next ones.
-        follow: Keep yielding until the trial has ended, or its controller on this machine is gone.
+        follow: Keep yielding until the trial has ended, or nothing runs it any more.
         wait: Called between looks at a log that did not grow.
+        queued: Whether a batch system may still start it; asked while no controller lives.
 
     Raises:
         NotFoundError: If there is no such attempt.
     """
     attempts = trial.attempts()
-    while follow and not attempts:
+    goes_on = follow
+    while not attempts and goes_on:
         wait()
+        # First: what has ended by now starts no other attempt.
+        goes_on = _goes_on(trial, queued)
         attempts = trial.attempts()
     if not attempts:
         raise NotFoundError(
@@ -53,6 +61,7 @@ def read(
     chosen = by_number[attempt] if attempt is not None else attempts[-1]
     yield from _one(chosen, follow=follow, wait=wait)
     while follow and attempt is None:
+        goes_on = _goes_on(trial, queued)
         later = [a for a in trial.attempts() if a.number > chosen.number]
         end = chosen.end()
         if later:
@@ -65,8 +74,20 @@ def read(
             or trial.cancel_requested()
         ):
             return
+        elif not goes_on:
+            yield NOTHING_RUNS
+            return
         else:
             wait()
+
+
+def _goes_on(trial: TrialDir, queued: Callable[[], bool]) -> bool:
+    """Whether something may start another attempt: a live controller, or a queued job."""
+    sweep = SweepDir(trial.path.parent.parent)
+    of_sweep = sweep.controller() or {}
+    if trial.trial_id not in of_sweep.get("trial_ids", (trial.trial_id,)):
+        of_sweep = {}
+    return bool(living({sweep.path: of_sweep or None, trial.path: trial.controller()})) or queued()
 
 
 def _one(attempt: AttemptDir, *, follow: bool, wait: Callable[[], None]) -> Iterator[str]:
@@ -88,7 +109,7 @@ def _one(attempt: AttemptDir, *, follow: bool, wait: Callable[[], None]) -> Iter
     if end is not None:
         yield f"── {end['outcome']}: {end['reason']}\n"
     elif abandoned:
-        yield "── its controller is gone, so nothing runs it; submit the sweep again to go on\n"
+        yield NOTHING_RUNS
 
 
 def _abandoned(launch: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Registry of ranks: requests to them, and their process ids after a crash."""
 
 import json
-import os
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.trial_dir import TrialDir
 
+LOG = logging.getLogger(__name__)
 TRAIN = "orchestrator.node.worker:train"
 """The job function that trains."""
 
@@ -61,22 +62,31 @@ class RankRequest:
 def register(request: RankRequest) -> None:
     """Append this process to ranks.jsonl, so that a later controller can end it after a crash."""
     line = json.dumps({"rank": request.rank, **ProcessId.own().to_json()}).encode() + b"\n"
-    file = os.open(
-        request.attempt_dir.path / "ranks.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
-    )
-    try:
-        os.write(file, line)
-    finally:
-        os.close(file)
+    # Buffered: what the disk does not take of the line at once is written after it, or raises.
+    with (request.attempt_dir.path / "ranks.jsonl").open("ab") as file:
+        file.write(line)
 
 
 def registered(attempt: AttemptDir) -> list[ProcessId]:
     """Return the processes that ran an attempt.
 
-    A torn last line belongs to a process that was killed while it wrote.
+    A torn last line belongs to a process that was killed while it wrote. A bad line before it is
+    passed over with a warning: lines of two nodes may run into each other on a network file system.
     """
+    path, found = attempt.path / "ranks.jsonl", []
     try:
-        lines = (attempt.path / "ranks.jsonl").read_text().splitlines(keepends=True)
+        lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    return [ProcessId.from_json(json.loads(line)) for line in lines if line.endswith("\n")]
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            found.append(ProcessId.from_json(json.loads(line)))
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            LOG.warning(
+                "%s: line %d names no process (%r) and is passed over; if a rank of this attempt "
+                "still runs, end it yourself",
+                *(path, number, error),
+            )
+    return found

@@ -65,6 +65,7 @@ from orchestrator.records.errors import NotFoundError, StoreError
 from orchestrator.records.json_files import (
     flush_file_system,
     read_json,
+    read_record,
     remove_temporary,
     write_bytes,
     write_json,
@@ -152,7 +153,9 @@ class SweepDir:
 
     def submissions(self) -> list[dict[str, Any]]:
         """Return the submissions, oldest first; `submit/submission.py` writes them."""
-        records = [read_json(self.path / "submissions" / name) for name in self._submission_names()]
+        records = [
+            read_record(self.path / "submissions" / name) for name in self._submission_names()
+        ]
         return [record for record in records if record is not None]
 
     def _submission_names(self) -> list[str]:
@@ -178,14 +181,14 @@ class SweepDir:
             StoreError: If there is none of that number.
         """
         path = self.path / "submissions" / f"{number:04d}.json"
-        record = read_json(path)
+        record = read_record(path)
         if record is None:
             raise StoreError(f"{path}: not there; submit again")
         return record
 
     def controller(self) -> dict[str, Any] | None:
         """Return controller.json; `liveness.is_alive` tells whether that controller lives."""
-        return read_json(self.path / "controller.json")
+        return read_record(self.path / "controller.json")
 
     def cancel_requested(self) -> bool:
         """Whether somebody asked to cancel the whole sweep."""
@@ -229,6 +232,13 @@ class SweepDir:
             trials=trials,
             unreadable=unreadable,
         )
+
+
+def dangling_link(path: Path) -> str:
+    """Return what is wrong, and what to do, if a path is a link to nothing; else ""."""
+    if not path.is_symlink() or path.exists():
+        return ""
+    return f"a link to {path.readlink()}, which is not there; mount that disk, or correct the link"
 
 
 def sweep_dir(runs: Path, name: str) -> SweepDir:

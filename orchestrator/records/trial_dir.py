@@ -22,6 +22,7 @@ from orchestrator.records.json_files import (
     write_bytes,
     write_json,
 )
+from orchestrator.records.lock_file import open_lock
 from orchestrator.records.snapshot import (
     AttemptRecord,
     TrialRecord,
@@ -216,7 +217,7 @@ class TrialDir:
     @contextmanager
     def _evaluation_lock(self) -> Iterator[None]:
         """Hold the right to add evaluations; a killed holder lets go of it."""
-        lock = os.open(self.path / "evaluation.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        lock = open_lock(self.path / "evaluation.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # held for milliseconds
             yield
@@ -230,7 +231,7 @@ class TrialDir:
 
     def controller(self) -> dict[str, Any] | None:
         """Return controller.json of a controller that runs this trial alone (a Slurm job)."""
-        return read_json(self.path / "controller.json")
+        return read_record(self.path / "controller.json")
 
     def heartbeat(self) -> dict[str, Any] | None:
         """Return what rank 0 last said about its progress; None if it cannot be read.

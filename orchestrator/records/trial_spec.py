@@ -403,6 +403,7 @@ class TrialSpec:
             parts["evaluation"] = EvaluationSchedule
         built = {name: _part(fields[name], part) for name, part in parts.items()}
         spec = cls(**{**fields, **built})
+        _check_beside_identity(spec)
         if spec.trial_id != stored_id:
             raise ValueError(
                 f"spec.json says {stored_id}, its content hashes to {spec.trial_id}; "
@@ -426,6 +427,25 @@ def _copy(spec: TrialSpec, **changes: Any) -> TrialSpec:
     copied = object.__new__(TrialSpec)
     vars(copied).update(vars(spec), **changes)
     return copied
+
+
+def _check_beside_identity(spec: TrialSpec) -> None:
+    """Raise ValueError if a field that the trial's id does not protect is of another kind."""
+    for name in ("sweep", "origin", "preset", "recipe", "not_causal", "from_pretrained"):
+        value = getattr(spec, name)
+        if not isinstance(value, str) and (value is not None or name in ("sweep", "origin")):
+            raise ValueError(f"{name}: expected text, got {str(value)[:60]!r}; restore the file")
+    values: tuple[tuple[str, Any, Any], ...] = (
+        ("accounting", spec.accounting, int | float),
+        ("match", {} if spec.match is None else spec.match, str),
+        ("data_sha256", spec.data_sha256, str),
+    )
+    for name, value, kind in values:
+        if not isinstance(value, Mapping) or not all(isinstance(v, kind) for v in value.values()):
+            what = "texts" if kind is str else "numbers"
+            raise ValueError(
+                f"{name}: expected an object of {what}, got {str(value)[:60]!r}; restore the file"
+            )
 
 
 def _part(record: Mapping[str, Any], cls: Any) -> Any:

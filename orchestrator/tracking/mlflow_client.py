@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from orchestrator.records.errors import StoreError
+from orchestrator.records.lock_file import open_lock
 from orchestrator.records.redaction import message_without_password, without_password
 from orchestrator.tracking import half_made_database
 from orchestrator.tracking.corpus_dataset import CorpusDataset
@@ -364,7 +365,7 @@ def _connect(uri: str) -> Any:
 def schema_lock(uri: str) -> Iterator[None]:
     """Keep two processes of this machine from making the tables of one SQLite file at once.
 
-    Both would fail.
+    Both would fail. Who may only read a store that exists makes none, and needs no lock.
     """
     file = database_file(uri)
     if file is None:
@@ -372,8 +373,11 @@ def schema_lock(uri: str) -> Iterator[None]:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(file.with_name(f"{file.name}.lock"), os.O_RDWR | os.O_CREAT, 0o666)
+        lock = open_lock(file.with_name(f"{file.name}.lock"))
     except OSError as error:
+        if file.exists() and not os.access(file, os.W_OK):
+            yield
+            return
         raise TrackerError(
             f"{file}: cannot be written ({error}); choose another --tracking-uri"
         ) from error

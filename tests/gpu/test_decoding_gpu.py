@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from orchestrator.sweep import registry
-from workloads.decoding.decoder import Decoder
+from workloads.architectures import dense
+from workloads.decoding.decoder import Decoder, NotANumberError
 from workloads.layers.modules.init import initialise
 
 pytestmark = [
@@ -35,6 +36,21 @@ def test_a_replayed_step_chooses_what_full_passes_do(name):
             logits = model(torch.tensor([[*prompt, *continuation]], device="cuda"))[0]
             expected = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
             assert continuation == expected
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_replayed_step_notices_nan(bf16):
+    with torch.device("cuda"):
+        model = dense.Config(d_model=32, n_layers=2, n_heads=2, d_ff=48).build(37)
+    initialise(model, 0)
+    decoder = Decoder(model, bf16=bf16)
+    added = {token: decoder.generate([[token]], n_tokens=1)[0][0] for token in range(37)}
+    token, added_to_it = next(pair for pair in added.items() if len({*pair}) == 2)
+    with torch.no_grad():  # no prompt holds it, so it is a replayed step that reads it
+        model.embedding.weight[added_to_it] = torch.nan
+
+    with pytest.raises(NotANumberError, match="NaN or infinite"):
+        Decoder(model, bf16=bf16).generate([[token]], n_tokens=N_TOKENS)
 
 
 @pytest.mark.parametrize("name", ["dense", "moe", "memory", "memory_plus"])

@@ -7,6 +7,7 @@
 <cache>/sha256/             content hashes of input files, by path, size and modification time
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -16,9 +17,9 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from workloads.data.readers.problems import NetworkError
 
@@ -50,8 +51,8 @@ def cached_folder(
     if folder.is_dir():
         return folder
     cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{key}.lock").open("a") as lock:
-        _acquire(lock, lambda: log(f"waiting: another process prepares {folder}"))
+    waiting = f"waiting: another process prepares {folder}"
+    with hold_lock(cache / f"{key}.lock", lambda: log(waiting)):
         if folder.is_dir():
             return folder
         for leftover in cache.glob(f"{key}.tmp-*"):
@@ -70,19 +71,26 @@ def cached_folder(
     return folder
 
 
-def _acquire(lock: IO[str], waiting: Callable[[], None]) -> None:
-    """Take a lock; say each minute that it is not free yet, as a sign of life."""
+@contextlib.contextmanager
+def hold_lock(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the flock of a file, made if missing; the kernel releases it if this process dies.
+
+    Args:
+        path: Stays where it is, so that everybody locks the same file.
+        waiting: Called each minute while somebody else holds it, as a sign of life.
+    """
     told = -math.inf
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() - told >= _LOG_WAITING_S:
-                told = time.monotonic()
-                waiting()
-            time.sleep(_LOCK_POLL_S)
-        else:
-            return
+    with path.open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() - told >= _LOG_WAITING_S:
+                    told = time.monotonic()
+                    waiting()
+                time.sleep(_LOCK_POLL_S)
+        yield
 
 
 def cache_key(name: str, content: Mapping[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 FEW_HELD_OUT_TOKENS = 50_000
 """Held-out tokens below which a remark is made: by them alone models are compared."""
+LOST_TEXT_SHARE = 1e-4
+"""Share of text without a token from which on a remark is made; less shows in no result."""
 UNUSED_SHARE = 0.01
 """Share of a vocabulary without a token above which a remark is made; less is rounding up."""
 
@@ -30,6 +32,16 @@ def limited_mixture(tokens: float, *, limited_by: object, fix: str) -> str:
         f"held-out text: {limited_by} has so little that evaluations in the shares of training "
         f"take {tokens:,.0f} tokens in all; {fix}"
     )
+
+
+def lost_text(share: float) -> list[str]:
+    """Say if a tokenizer has no tokens for some of the text."""
+    if share < LOST_TEXT_SHARE:
+        return []
+    return [
+        f"tokenizer: has no tokens for {share:.2%} of the text (unknown or dropped); bits per byte "
+        "are too low by about as much"
+    ]
 
 
 def unused_tokens(size: int, *, vocab_size: int, fix: str) -> list[str]:

@@ -3,10 +3,12 @@
 Needs the `tokenizers` package; SentencePiece models need `sentencepiece` too.
 """
 
-from collections.abc import Iterable
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +21,7 @@ SEPARATOR_TEXT = "<|sep|>"
 """Document separator of a tokenizer trained here."""
 MIN_VOCAB_SIZE = 257
 """Every byte and the separator."""
+_Item = TypeVar("_Item")
 _KNOWN_SEPARATORS = (SEPARATOR_TEXT, "<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]")
 
 
@@ -39,6 +42,9 @@ class TokenizerModel(Protocol):
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of some ids."""
+
+    def lost_share(self, texts: list[str]) -> float:
+        """Return the share of texts that no token stands for: unknown, or dropped."""
 
     def save(self, path: Path) -> None:
         """Write a file that `load` reads."""
@@ -68,6 +74,30 @@ class HuggingFaceModel:
     def decode(self, ids: list[int]) -> str:
         """Return the text of some ids; special tokens show as their text."""
         return str(self._model.decode(ids, skip_special_tokens=False))
+
+    def lost_share(self, texts: list[str]) -> float:
+        """Return the share of unknown tokens; where there is no such token, of dropped letters."""
+        model = json.loads(self._model.to_str())["model"]
+        unknown = model.get("unk_id")  # of Unigram; others name its text
+        if model.get("unk_token") is not None:
+            unknown = self.token_to_id(model["unk_token"])
+        if unknown is not None:
+            return _share(self.encode(texts), lambda token: token == unknown)
+        affixes = (model.get("continuing_subword_prefix"), model.get("end_of_word_suffix"))
+        if model.get("type") != "BPE" or model.get("byte_fallback") or any(affixes):
+            return 0.0
+        # Merging begins with single letters, which stand for bytes in a byte-level BPE.
+        vocabulary = model["vocab"]
+        return _share(map(self._letters, texts), lambda letter: letter not in vocabulary)
+
+    def _letters(self, text: str) -> str:
+        """Return what the model is given, words joined."""
+        normalizer, splitter = self._model.normalizer, self._model.pre_tokenizer
+        if normalizer is not None:
+            text = normalizer.normalize_str(text)
+        if splitter is None:
+            return text
+        return "".join(word for word, _ in splitter.pre_tokenize_str(text))
 
     def save(self, path: Path) -> None:
         """Write a tokenizer.json."""
@@ -113,9 +143,23 @@ class SentencePieceModel:
         """Return the text of some ids; control tokens show as nothing."""
         return str(self._model.decode(ids))
 
+    def lost_share(self, texts: list[str]) -> float:
+        """Return the share of unknown tokens."""
+        unknown = self._model.unk_id()
+        return _share(self.encode(texts), lambda token: token == unknown)
+
     def save(self, path: Path) -> None:
         """Write the model as it was read."""
         path.write_bytes(self._bytes)
+
+
+def _share(rows: Iterable[Iterable[_Item]], chosen: Callable[[_Item], bool]) -> float:
+    """Return the share of the chosen among all items of all rows; 0 if there are none."""
+    counts = Counter[_Item]()
+    for row in rows:
+        counts.update(row)
+    n_chosen = sum(n for item, n in counts.items() if chosen(item))
+    return n_chosen / max(1, counts.total())
 
 
 def saved_tokenizer(folder: Path) -> Path | None:
@@ -150,6 +194,10 @@ class TextTokenizer:
     def decode(self, tokens: Iterable[int] | NDArray[np.integer]) -> str:
         """Return the text of some ids."""
         return self.model.decode([int(token) for token in tokens])
+
+    def lost_share(self, texts: list[str]) -> float:
+        """Return the share of texts that no token stands for: unknown, or dropped."""
+        return self.model.lost_share(texts)
 
     def save(self, path: Path) -> None:
         """Write a file that `load` reads."""

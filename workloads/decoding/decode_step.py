@@ -37,6 +37,9 @@ class DecodeStep:
         """What is read next; the next step overwrites it."""
         self.uniform = torch.zeros(len(cache.lengths), dtype=torch.float64, device=here)
         """A number in [0, 1) for each sequence's choice."""
+        self.largest = torch.zeros(len(cache.lengths), 1, dtype=torch.float64, device=here)
+        """The largest logit that each of `tokens` was chosen by; NaN or infinite if it means
+        nothing. On the device, so that no step waits for a look at it."""
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def fits(self, batch: int, capacity: int, sampling: Sampling) -> bool:
@@ -72,7 +75,9 @@ class DecodeStep:
 
     def read(self, logits: Float[Tensor, "batch vocab_size"]) -> None:
         """Choose the next token of every sequence after a prompt."""
-        self.tokens.copy_(choose(logits, self.sampling, self.uniform)[:, None])
+        tokens, largest = choose(logits, self.sampling, self.uniform)
+        self.tokens.copy_(tokens[:, None])
+        self.largest.copy_(largest[:, None])
 
     def _run_second(self) -> None:
         """Run as if one token had been read: the path of every step but the first."""

@@ -27,6 +27,12 @@ Ended = Callable[[int, Sequence[int]], bool]
 
 _STEPS_AHEAD = {"cpu": 1, "cuda": 16}
 """Steps between two looks at the tokens: each makes the host wait for a GPU."""
+_MEANINGLESS = -1
+"""In place of a token that was chosen by logits that are no numbers."""
+
+
+class NotANumberError(ValueError):
+    """A model's logits are no numbers, so what it answers says nothing."""
 
 
 class Decoder:
@@ -75,19 +81,27 @@ class Decoder:
             prompts: Token ids; lengths may differ.
             n_tokens: Tokens to add to each.
             sampling: How they are chosen.
-            seeds: Of each sequence's draws; None is its number in the batch.
+            seeds: Of each sequence's draws, one for each prompt; None is its number in the batch.
             ended: Whether a sequence is complete; None: all get `n_tokens`.
 
         Raises:
-            ValueError: If a prompt is empty, if nothing is asked for, or from an architecture that
-                cannot decode token by token (`moe` while experts choose tokens) or not that far (a
-                mixer of fixed length).
+            NotANumberError: If a token to return was chosen by logits that are NaN or infinite.
+            ValueError: If a prompt is empty, if nothing is asked for, if seeds are more or fewer
+                than prompts, or from an architecture that cannot decode token by token (`moe` while
+                experts choose tokens) or not that far (a mixer of fixed length).
         """
         shortest = min(map(len, prompts), default=0)
         if shortest < 1 or n_tokens < 1:
             raise ValueError(
                 f"decoding needs a prompt and at least one token to add, got {shortest} and "
                 f"{n_tokens}"
+            )
+        if seeds is None:
+            seeds = range(len(prompts))
+        if len(seeds) != len(prompts):
+            raise ValueError(
+                f"each prompt needs a seed of its own, got {len(seeds)} seeds for {len(prompts)} "
+                "prompts"
             )
         was_training = self.model.training
         self.model.eval()
@@ -98,9 +112,10 @@ class Decoder:
                 step = self._step(len(prompts), max(map(len, prompts)) + n_tokens - 1, sampling)
                 draws = None
                 if not sampling.is_greedy:
-                    numbers = uniform_numbers(seeds or range(len(prompts)), n_tokens)
-                    draws = numbers.to(self._device)
-                return self._continue(step, prompts, n_tokens, draws, ended)
+                    draws = uniform_numbers(seeds, n_tokens).to(self._device)
+                added = self._continue(step, prompts, n_tokens, draws, ended)
+                self._last = step
+                return added
         finally:
             self.model.train(was_training)
 
@@ -112,6 +127,7 @@ class Decoder:
         """
         step = self._step(len(prompts), max(map(len, prompts)) + n_tokens, GREEDY)
         step.read(self._read_prompts(step.cache, prompts))
+        self._last = step
         return step
 
     def _continue(
@@ -131,7 +147,7 @@ class Decoder:
                 step.read(logits)
             else:
                 step()
-            added.append(step.tokens)
+            added.append(step.tokens, step.largest)
             if added.waiting == _STEPS_AHEAD[self._device.type] and added.all_ended():
                 break
         added.all_ended()
@@ -171,14 +187,18 @@ class Decoder:
         return last[:, 0]
 
     def _step(self, batch: int, capacity: int, sampling: Sampling) -> DecodeStep:
-        """Return a step with an empty cache: the last one, where it fits."""
-        step = self._last
+        """Return a step with an empty cache: the last one, where it fits.
+
+        The caller keeps it once it has served. One that was refused has more room than the model
+        may read, and one whose capture failed would stay slow.
+        """
+        step, self._last = self._last, None
         if step is not None and step.fits(batch, capacity, sampling):
             step.cache.clear()
             return step
-        self._last = None  # its cache is let go of before the next is made
+        step = None  # its cache is let go of before the next is made
         cache = Cache(batch, capacity, device=self._device)
-        self._last = step = DecodeStep(self._step_model, cache, sampling, autocast=self._autocast)
+        step = DecodeStep(self._step_model, cache, sampling, autocast=self._autocast)
         if self._capture and capacity > 1:
             step.capture()
         return step
@@ -195,28 +215,40 @@ class _Continuations:
     def __init__(self, batch: int, ended: Ended | None) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(batch)]
         self._ended, self._open = ended, set(range(batch))
-        self._on_device: list[Tensor] = []
+        self._on_device: list[tuple[Tensor, Tensor]] = []
 
     @property
     def waiting(self) -> int:
         """Steps that nobody has looked at; 0 where nobody asks whether sequences end."""
         return len(self._on_device) if self._ended is not None else 0
 
-    def append(self, tokens: Tensor) -> None:
-        """Add a copy of one token of every sequence."""
-        self._on_device.append(tokens.clone())
+    def append(self, tokens: Int[Tensor, "batch 1"], largest: Float[Tensor, "batch 1"]) -> None:
+        """Add a copy of one token of every sequence, and of the largest of its logits."""
+        self._on_device.append((tokens.clone(), largest.clone()))
 
     def all_ended(self) -> bool:
         """Look at the tokens; return whether all sequences are complete.
 
         What follows a sequence's end is dropped.
+
+        Raises:
+            NotANumberError: If a token before that was chosen by logits that are no numbers.
         """
-        new = torch.cat(self._on_device, dim=1).tolist() if self._on_device else []
+        if not self._on_device:
+            return not self._open
+        chosen, largest = (torch.cat(each, dim=1) for each in zip(*self._on_device, strict=True))
         self._on_device.clear()
+        # In one tensor, for which the host waits once.
+        new = chosen.masked_fill(~largest.isfinite(), _MEANINGLESS).tolist()
         for row, tokens in enumerate(new):
             for token in tokens:
                 if row not in self._open:
                     break
+                if token == _MEANINGLESS:
+                    raise NotANumberError(
+                        "the model gives logits that are NaN or infinite: its training diverged or "
+                        "its weights are damaged; use a trial whose loss is a number"
+                    )
                 self.tokens[row].append(token)
                 if self._ended is not None and self._ended(row, self.tokens[row]):
                     self._open.discard(row)

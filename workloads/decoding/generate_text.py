@@ -85,6 +85,7 @@ def continuations(
         precision: auto, fp32 or bf16, as in training.
 
     Raises:
+        NotANumberError: If the model gives NaN or infinite logits.
         ValueError: If the model has no tokenizer for text, or a prompt is too long.
     """
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)

@@ -1,8 +1,9 @@
 """Choice of the next token: greedy, or drawn with temperature, top-k and top-p.
 
 A draw is the inverse of the cumulative distribution at a uniform number. Every sequence has uniform
-numbers of its own, one a token, which follow from its seed alone. So what is drawn for a sequence
-does not depend on the batch that it is in.
+numbers of its own, one a token, which follow from its seed alone. So from the same logits the same
+token is drawn, whatever else is in the batch. Rounding of the logits may depend on the batch's
+shape: of two tokens that are nearly as probable the other may come then, mostly in bf16.
 """
 
 from collections.abc import Sequence
@@ -68,8 +69,11 @@ def choose(
     logits: Float[Tensor, "batch vocab_size"],
     sampling: Sampling,
     uniform: Float[Tensor, " batch"],
-) -> Int[Tensor, " batch"]:
-    """Return the next token of every sequence. Of equal logits, that of the lower id comes first.
+) -> tuple[Int[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """Return the next token of every sequence, and the largest of its logits.
+
+    Of equal logits, that of the lower id comes first. Where the largest is NaN or infinite there
+    are no probabilities: the token is one of the vocabulary, but it means nothing.
 
     Args:
         logits: Of the next token.
@@ -77,10 +81,13 @@ def choose(
         uniform: A number in [0, 1) for each sequence; of no effect where the choice is greedy.
     """
     if sampling.is_greedy:
-        return logits.argmax(dim=-1)
-    ordered, ids = (
-        logits.double().div(sampling.temperature).sort(dim=-1, descending=True, stable=True)
-    )
+        largest, tokens = logits.max(dim=-1)
+        return tokens, largest
+    # NaN comes before all numbers.
+    descending, ids = logits.double().sort(dim=-1, descending=True, stable=True)
+    largest = descending[:, 0]
+    # The largest becomes 0, which no temperature however small makes infinite.
+    ordered = (descending - largest[:, None]).div(sampling.temperature)
     if sampling.top_k is not None:
         ordered[:, sampling.top_k :] = -torch.inf
     probability = ordered.softmax(dim=-1)
@@ -89,6 +96,6 @@ def choose(
         probability = probability * (before < sampling.top_p)
     cumulative = probability.cumsum(dim=-1)
     place = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(dim=-1)
-    # Rounding may lift the product to the whole sum.
-    last = (probability > 0).sum(dim=-1) - 1
-    return ids.gather(1, torch.minimum(place, last)[:, None])[:, 0]
+    # Rounding may lift the product to the whole sum. Of NaN none is above 0.
+    last = ((probability > 0).sum(dim=-1) - 1).clamp_min(0)
+    return ids.gather(1, torch.minimum(place, last)[:, None])[:, 0], largest

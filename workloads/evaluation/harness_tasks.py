@@ -87,7 +87,7 @@ def _answer(task: TaskSpec) -> list[dict[str, Any]]:
         "output_type": "generate_until",
         "doc_to_target": "answers",
         "generation_kwargs": {
-            "until": ["\n", ".", ","],
+            "until": ["\n"] if task.whole_line else ["\n", ".", ","],
             "do_sample": False,
             "max_gen_toks": task.max_tokens,
         },

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workloads.decoding.decoder import NotANumberError
 from workloads.evaluation.measure import Asked, import_harness, measure, prepare, require_answers
-from workloads.evaluation.text_model import NotANumberError, TextModel
+from workloads.evaluation.text_model import TextModel
 from workloads.evaluation.time_limit import TimeLimit
 from workloads.training import device
 from workloads.training.benchmark_hook import ModelInTraining

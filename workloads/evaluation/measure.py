@@ -7,12 +7,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from workloads.decoding.decoder import NotANumberError
 from workloads.evaluation import prepared_suite, questions
 from workloads.evaluation.prepared_suite import PreparedSuite
 from workloads.evaluation.questions import QuestionSet
 from workloads.evaluation.record import record
 from workloads.evaluation.task_result import Progress, TaskResult, silent
-from workloads.evaluation.text_model import NotANumberError, TextModel
+from workloads.evaluation.text_model import TextModel
 from workloads.evaluation.time_limit import OutOfTime, TimeLimit
 from workloads.training.rank_job import section_config
 

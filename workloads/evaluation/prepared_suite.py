@@ -58,11 +58,12 @@ class PreparedSuite:
     def digest(self) -> str:
         """SHA-256 over tasks, rows and the harness's version: where equal, numbers are equal."""
         # Left out where a task is as it always was, so that earlier records stand.
-        later = [
+        later: list[tuple[str, ...]] = [
             (task.name, task.shots_delimiter, task.delimiter)
             for task in self.suite.tasks
             if task.shots_delimiter != BLANK_LINE or not task.delimiter
         ]
+        later += [(task.name, "whole_line") for task in self.suite.tasks if task.whole_line]
         content = (self.suite.tasks, self.rows, harness_version(), *later)
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
@@ -96,8 +97,8 @@ def prepare(
         limit: Rows of each task, the first ones; None takes all.
 
     Raises:
-        ValueError: If there is no such suite, a file is missing, a row is wrong or examples are too
-            few.
+        ValueError: If there is no such suite, a file is missing, a row is wrong, examples are too
+            few, or they solve all rows.
     """
     chosen = [suites.load(name) for name in dict.fromkeys(names)]
     seen: dict[str, str] = {}
@@ -121,11 +122,12 @@ def harness_version() -> str:
 
 
 def _rows(data: Path, task: TaskSpec, limit: int | None) -> tuple[list[Row], list[Row]]:
-    asked = task_rows.read(data, task, name=task.file)[:limit]
-    examples = []
-    if task.shots_file is not None:
-        examples = task_rows.read(data, task, name=task.shots_file)
-        task_rows.require_examples(data, task, asked, examples)
+    asked = task_rows.read(data, task, name=task.file)
+    if task.shots_file is None:
+        return asked[:limit], []
+    examples = task_rows.read(data, task, name=task.shots_file)
+    asked = task_rows.without_solved(task, asked, examples)[:limit]
+    task_rows.require_examples(data, task, asked, examples)
     return asked, examples
 
 

@@ -78,7 +78,9 @@ class QuestionSet:
     @property
     def digest(self) -> str:
         """SHA-256 over what is asked and how: where equal, numbers are equal."""
-        content = (self.examples, self.asked, MAX_TOKENS)
+        # Where all answers have words, left out: earlier records stand.
+        bare = {answer for one in self.asked for answer in one.answers if not _words(answer)}
+        content = (self.examples, self.asked, MAX_TOKENS, *sorted(bare))
         return hashlib.sha256(repr(content).encode()).hexdigest()
 
     @cached_property
@@ -158,9 +160,17 @@ def is_match(said: str, answers: Sequence[str]) -> bool:
 def normalised(answer: str) -> str:
     """Return an answer in lower case, without punctuation, articles and repeated spaces.
 
-    Source: the evaluation of SQuAD (Rajpurkar et al. 2016), which NQ-open and TriviaQA follow.
+    Where that leaves nothing ("A", "+"), articles stay, or else punctuation: silence would be right
+    otherwise. Source: the evaluation of SQuAD (Rajpurkar et al. 2016), which NQ-open and TriviaQA
+    follow, and which has no such exception.
     """
-    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+    lower = answer.lower()
+    return " ".join(_words(answer) or lower.translate(_PUNCTUATION).split() or lower.split())
+
+
+def _words(answer: str) -> list[str]:
+    """Return the words of an answer that are no articles, in lower case."""
+    return _ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split()
 
 
 def read(path: Path) -> QuestionSet:
@@ -178,7 +188,9 @@ def read(path: Path) -> QuestionSet:
             wrong = _fault(row)
             if wrong is None:
                 answers = row["answers"] if "answers" in row else [row["answer"]]
-                answers = dict.fromkeys([*answers, *row.get("aliases", ())])
+                answers = dict.fromkeys(
+                    answer.strip() for answer in (*answers, *row.get("aliases", ()))
+                )
                 rows.append((Question(row["question"].strip(), tuple(answers)), row.get("split")))
             else:
                 problems.add(path, line, *wrong)

@@ -1,15 +1,17 @@
 """Files of benchmark rows: JSON lines, CSV and Parquet."""
 
-import csv
+import logging
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from workloads.data.readers.lines import file_format, json_rows, numbered_lines
+from workloads.data.readers.csv_cells import csv_rows
+from workloads.data.readers.lines import file_format, json_rows
 from workloads.data.readers.problems import Problems
 from workloads.evaluation.published_rows import in_our_fields
 
+LOG = logging.getLogger(__name__)
 _MMLU_COLUMNS = ("question", "A", "B", "C", "D", "answer")
 
 
@@ -38,10 +40,7 @@ def _parquet_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[st
 
 def _csv_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
     header: tuple[str, ...] | None = None
-    reader = csv.reader(f"{text}\n" for _, text in numbered_lines(path, problems))
-    before = 0
-    for cells in reader:
-        line, before = before + 1, reader.line_num
+    for line, cells in csv_rows(path, problems, LOG.warning):
         if not any(cells):
             continue
         if header is None:

@@ -59,6 +59,8 @@ class TaskSpec:
     """Tokens that are generated for an answer, at most."""
     ignore_articles: bool = False
     """Whether a, an and the are left out of answers before they are compared."""
+    whole_line: bool = field(default=False, repr=False)
+    """Whether a generated answer goes on to the end of its line, past `.` and `,`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -70,6 +72,8 @@ class TaskSpec:
             raise FieldError("shots_delimiter", "must be left out without shots", self.shots)
         if (self.kind == "contexts") == bool(self.prompt):
             raise FieldError("prompt", "must be given, except with kind contexts", self.prompt)
+        if self.whole_line and self.kind != "answer":
+            raise FieldError("whole_line", "must be left out, except with answer", self.kind)
         if self.n_options is not None and self.options_field is None:
             raise FieldError("n_options", "must be left out where no row has options", self.kind)
 

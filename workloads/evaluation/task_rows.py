@@ -1,15 +1,19 @@
 """Rows of task files, each checked against what its task reads."""
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, Template
 
 from workloads.data.readers.problems import DataError, Problems
 from workloads.evaluation import row_files
 from workloads.evaluation import suite as suites
 from workloads.evaluation.suite import Suite, TaskSpec
 
+LOG = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 
@@ -106,6 +110,53 @@ def require_examples(
                 for value in sorted(few, key=str)
             ]
         )
+
+
+def without_solved(task: TaskSpec, asked: Sequence[Row], examples: Sequence[Row]) -> list[Row]:
+    """Return the rows that no solved example of their own prompt answers.
+
+    Such a row asks what an example asks; where it has options, the right one is the same, too.
+
+    Raises:
+        DataError: If there is none.
+    """
+    prompt = Environment().from_string(task.prompt)
+    shown: dict[Any, list[Row]] = {}
+    for row in examples:
+        of_field = shown.setdefault(task.shots_of and row[task.shots_of], [])
+        if len(of_field) < task.shots:
+            of_field.append(row)
+    solved = {(field, _asks(task, row, prompt)) for field, rows in shown.items() for row in rows}
+    open_rows = [
+        row
+        for row in asked
+        if (task.shots_of and row[task.shots_of], _asks(task, row, prompt)) not in solved
+    ]
+    if not open_rows:
+        raise DataError(
+            [
+                f"task {task.name}: the examples of {task.shots_file} solve every row of "
+                f"{task.file}; take examples that are not asked"
+            ]
+        )
+    if len(open_rows) < len(asked):
+        LOG.warning(
+            "task %s: rows of %s that the examples of %s solve are not asked: %s of %s",
+            task.name,
+            task.file,
+            task.shots_file,
+            f"{len(asked) - len(open_rows):,}",
+            f"{len(asked):,}",
+        )
+    return open_rows
+
+
+def _asks(task: TaskSpec, row: Row, prompt: Template) -> Hashable:
+    """Return what tells a question from others: its text, and the right one of its options."""
+    right = None
+    if task.options_field is not None and "label" in task.row_fields:
+        right = row[task.options_field][row["label"]]
+    return prompt.render(row), right, row.get("continuation") if task.kind == "contexts" else None
 
 
 def _fault(row: Row, task: TaskSpec) -> tuple[str, str] | None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.data.tokenizer import TextTokenizer
-from workloads.decoding.decoder import Decoder
+from workloads.decoding.decoder import Decoder, NotANumberError
 from workloads.distributed.local_part import is_sharded
 from workloads.distributed.process_group import RankGroup
 from workloads.sharding.fsdp import only_forward
@@ -25,10 +25,6 @@ from workloads.training.device import MAX_LOGITS
 from workloads.training.trained_model import TrainedModel
 
 _PADDING = 0
-
-
-class NotANumberError(ValueError):
-    """A model's logits are no numbers, so what it answers says nothing."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +112,7 @@ class TextModel:
         """Return the greedy continuations of prompts, up to a stop text or the separator.
 
         Raises:
+            NotANumberError: On every rank, if the model gives NaN on one.
             ValueError: On every rank, if the tokens to add leave no room for a prompt, or the model
                 cannot decode on one rank.
         """
@@ -299,18 +296,21 @@ class TextModel:
 
 @contextmanager
 def _refused_together(world: RankGroup) -> Iterator[None]:
-    """Raise a ValueError of one rank on all, so that none waits for another. Collective."""
+    """Raise a ValueError of one rank on all, so that none waits for another. Collective.
+
+    A NotANumberError is one on all.
+    """
     refusal: ValueError | None = None
     try:
         yield
     except ValueError as error:
         refusal = error
-    refusals = world.all_gather_objects(None if refusal is None else str(refusal))
+    told = None if refusal is None else (isinstance(refusal, NotANumberError), str(refusal))
+    refusals = world.all_gather_objects(told)
     if refusal is not None:
         raise refusal
-    for what in refusals:
-        if what is not None:
-            raise ValueError(what)
+    for is_nan, what in filter(None, refusals):
+        raise NotANumberError(what) if is_nan else ValueError(what)
 
 
 @contextmanager

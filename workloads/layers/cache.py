@@ -66,6 +66,10 @@ class Cache:
         """Forget everything; tensors keep their places."""
         self.lengths.zero_()
         self.longest = 0
+        for layer in self.layers.values():
+            for value in layer.tensors.values():
+                # A masked entry is still multiplied by a weight of zero, and 0 · NaN is NaN.
+                value.zero_()
 
     def put(self, rows: Int[Tensor, " rows"], other: "Cache") -> None:
         """Take over the sequences of a cache of the same capacity, as those of these rows."""

@@ -3,15 +3,16 @@
 A row is one fact (subject, relation, object), or one subject with a relation in each column.
 """
 
-import csv
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from workloads.data.readers.csv_cells import csv_cells
 from workloads.data.readers.lines import JSON_LINES, file_format, json_rows, numbered_lines
 from workloads.data.readers.problems import Problems
 
@@ -75,18 +76,20 @@ def read_facts(
     columns: FactColumns,
     layout: Literal["auto", "tsv", "csv", "jsonl"],
     problems: Problems,
+    log: Callable[[str], None] = lambda message: None,
 ) -> tuple[list[Fact], MergedRows]:
     """Return the facts of a file in its order, and which rows were merged into an earlier one.
 
     Rows that share subject and relation are one fact: the first row's object is stated in training,
-    the others are accepted as answers. Mistakes are added to `problems`.
+    the others are accepted as answers. Mistakes are added to `problems`; `log` is told of rows of
+    several lines.
     """
     if layout == "auto":
         layout = _guess_layout(path)
     if layout == "jsonl":
         rows = json_rows(path, problems)
     else:
-        rows = _table_rows(path, columns, problems, quoted=layout == "csv")
+        rows = _table_rows(path, columns, problems, log, quoted=layout == "csv")
     read = _facts_of_entity if columns.as_relations is not None else _fact_of_row
     facts: dict[tuple[str, str], Fact] = {}
     merged = MergedRows()
@@ -134,11 +137,20 @@ def _guess_layout(path: Path) -> Literal["tsv", "csv", "jsonl"]:
 
 
 def _table_rows(
-    path: Path, columns: FactColumns, problems: Problems, *, quoted: bool
+    path: Path,
+    columns: FactColumns,
+    problems: Problems,
+    log: Callable[[str], None],
+    *,
+    quoted: bool,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rows of a table: commas and quotes, or tabs that nothing protects."""
     lines = numbered_lines(path, problems)
-    cells_of = _csv_cells(lines) if quoted else ((n, text.split("\t")) for n, text in lines)
+    cells_of = (
+        csv_cells(lines, path, problems, log)
+        if quoted
+        else ((n, text.split("\t")) for n, text in lines)
+    )
     _, header = next(cells_of, (0, None))
     if header is None:
         return  # empty or unreadable: reported by the caller or by the lines
@@ -176,18 +188,6 @@ def _table_rows(
         yield line, dict(zip(header, cells, strict=True))
 
 
-def _csv_cells(lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line on which a row ends, cells); a quoted cell may hold line ends."""
-    at = [0]
-
-    def texts() -> Iterator[str]:
-        for at[0], text in lines:
-            yield text + "\n"
-
-    for cells in csv.reader(texts()):
-        yield at[0], cells
-
-
 def _facts_of_entity(
     row: Mapping[str, Any], columns: FactColumns, path: Path, line: int, problems: Problems
 ) -> list[Fact]:
@@ -200,7 +200,7 @@ def _facts_of_entity(
     facts = []
     for name in relations:
         value = row.get(name)
-        if value is None or value == "":
+        if value is None or not _text(value):
             continue
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             problems.add(path, line, f"{name} must be text, got {value!r}", "correct it")
@@ -238,7 +238,7 @@ def _fact_of_row(
         value = row[name]
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             problems.add(path, line, f"{name} must be text, got {value!r}", "correct it")
-        elif not str(value).strip():
+        elif not _text(value).strip():
             problems.add(path, line, f"{name} is empty", "fill it in or delete the row")
         else:
             cells[name] = str(value).strip()
@@ -255,7 +255,7 @@ def _fact_of_row(
         Fact(
             subject=cells[columns.subject],
             relation=cells[relation_column],
-            relation_name=str(row.get("relation") or cells[relation_column]),
+            relation_name=_text(row.get("relation") or "") or cells[relation_column],
             answers=answers,
             split=split,
         )
@@ -268,7 +268,7 @@ def _answers(
     """Return the canonical object and every other accepted one."""
     for name in _ANSWER_COLUMNS:
         value = row.get(name)
-        if value in (None, ""):
+        if value is None or not _text(value):
             continue
         if isinstance(value, str):
             try:
@@ -280,6 +280,11 @@ def _answers(
                 path, line, f"{name} must be a JSON list of texts, got {row[name]!r}", "correct it"
             )
             return (canonical,)
-        texts = (str(v).strip() for v in value)
+        texts = (_text(v).strip() for v in value)
         return tuple(dict.fromkeys((canonical, *(text for text in texts if text))))
     return (canonical,)
+
+
+def _text(value: Any) -> str:
+    """Return a cell as text. NaN, which pandas writes for an empty cell, is empty."""
+    return "" if isinstance(value, float) and math.isnan(value) else str(value)

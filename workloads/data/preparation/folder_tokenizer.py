@@ -1,6 +1,7 @@
 """Tokenizer of a folder of prepared tokens: loaded, or trained on its text."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ from workloads.data.file_hashes import combined
 from workloads.data.preparation.encoder import unit_hash
 from workloads.data.preparation.hugging_face import HubFile
 from workloads.data.preparation.inputs import CorpusInput
+from workloads.data.preparation.lost_text import check_lost_text
 from workloads.data.preparation.request import TRAINED, PrepareRequest
 from workloads.data.readers.problems import DataError, Problems, require_files
 from workloads.data.remarks import unused_tokens
 from workloads.data.tiktoken_file import tokenizer_files
-from workloads.data.tokenizer import TextTokenizer, load, train
+from workloads.data.tokenizer import TextTokenizer, load, saved_tokenizer, train
 
 _SAMPLED_HUB_FILES = 32
 """Files of the hub that a tokenizer is trained on, at most: each costs a request or several."""
@@ -38,6 +40,12 @@ def prepare_tokenizer(
     if not request.tokenizer.startswith(TRAINED):
         given = Path(request.tokenizer).expanduser()
         tokenizer = load(given, vocab_size=None, separator=request.separator)
+        if saved_tokenizer(request.out) is None:
+            files = [
+                partial(source.read, Problems(), text_field=request.text_field)
+                for source in sources
+            ]
+            check_lost_text(given, tokenizer, files, log)
     elif trained.exists():
         return load(trained, vocab_size=None)
     else:

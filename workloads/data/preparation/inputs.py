@@ -1,6 +1,5 @@
 """Inputs of `memscale data prepare`: files and data sets of the hub."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from workloads.data.hub_source import PREFIX, HubSource
 from workloads.data.preparation.hugging_face import HubFile, hub_files
 from workloads.data.preparation.manifest import MANIFEST
 from workloads.data.preparation.pretokenised import FORMATS
-from workloads.data.preparation.request import PrepareRequest
+from workloads.data.preparation.request import PrepareRequest, begun_request
 from workloads.data.readers.documents import documents, expand
 from workloads.data.readers.lines import file_format
 from workloads.data.readers.problems import Problems
@@ -57,7 +56,8 @@ def find_inputs(
 ) -> tuple[dict[str, str], list[CorpusInput]]:
     """Return the commit of each data set of the hub, and every input: to train on, then held out.
 
-    A folder that was begun goes on with the commits that it was begun with.
+    A file that several sources name is one input. A folder that was begun goes on with the commits
+    that it was begun with.
     """
     share = 0.0 if request.valid else request.valid_share
     found: list[CorpusInput] = []
@@ -74,15 +74,20 @@ def find_inputs(
             if len(paths) == 1 and paths[0].is_dir():
                 paths = tuple(sorted(p for s in FORMATS for p in paths[0].rglob(f"*.{s}"))) or paths
             found += [CorpusInput(name=str(p), held_out=held_out, path=p) for p in paths]
-    return commits, found
+    unique: dict[tuple[str, float], CorpusInput] = {}
+    for source in found:
+        path = source.path
+        place = path.url if isinstance(path, HubFile) else str(path.resolve())
+        unique.setdefault((place, source.held_out), source)
+    return commits, list(unique.values())
 
 
 def _begun_commits(out: Path) -> dict[str, str]:
     """Return the commits of an earlier call that came to something."""
-    record = out / "request.json"
-    if not record.is_file() or not any((out / n).exists() for n in ("progress.json", MANIFEST)):
+    begun = begun_request(out)
+    if begun is None or not any((out / n).exists() for n in ("progress.json", MANIFEST)):
         return {}
-    commits: dict[str, str] = json.loads(record.read_text()).get("hub_commits", {})
+    commits: dict[str, str] = begun.get("hub_commits", {})
     return commits
 
 

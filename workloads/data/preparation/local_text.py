@@ -1,14 +1,17 @@
 """Text in local files to token shards: tokenizer, split, held-out text."""
 
+import heapq
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from workloads.data.preparation.encoder import EncoderSettings, unit_hash
+from workloads.data.preparation.lost_text import check_lost_text
 from workloads.data.preparation.tokenise import DocumentInput, SplitCounts, tokenise
 from workloads.data.readers.documents import documents, what_separates
 from workloads.data.readers.problems import Problems
@@ -94,7 +97,7 @@ class TokenizerChoice:
     vocab_size: int
     """Tokens at most."""
     sample_bytes: int
-    """Text that it is trained on, at most: documents chosen by hash."""
+    """Text that it is trained on, about: documents chosen by hash."""
 
     def load(self, path: Path) -> TextTokenizer:
         """Load a tokenizer from `path`."""
@@ -206,14 +209,56 @@ def _tokenizer(
         return choice.load(saved)
     if choice.path is not None:
         tokenizer = choice.load(choice.path)
+        paths = (*text.paths, *text.valid_paths)
+        files = [partial(text.read, (path,), Problems()) for path in paths]
+        check_lost_text(choice.path, tokenizer, files, log)
     else:
-        share = min(1.0, choice.sample_bytes / scan.n_bytes)
-        log(f"training a tokenizer on {share * scan.n_bytes / 1e6:,.1f} MB of text")
-        sample = (
-            document
-            for document, place in text.documents(Problems())
-            if place >= scan.threshold and unit_hash(document.encode(), "tokenizer") < share
-        )
-        tokenizer = train(sample, vocab_size=choice.vocab_size)
+        tokenizer = _train(text, choice, scan, log)
     tokenizer.save_in(folder)
     return tokenizer
+
+
+def _train(
+    text: LocalText, choice: TokenizerChoice, scan: _Scan, log: Callable[[str], None]
+) -> TextTokenizer:
+    """Train a tokenizer on a sample of the documents that are not held out, by hash."""
+    share = min(1.0, choice.sample_bytes / scan.n_bytes)
+    log(f"training a tokenizer on about {share * scan.n_bytes / 1e6:,.1f} MB of text")
+    n_bytes = 0
+
+    def ranked() -> Iterator[tuple[float, bytes]]:
+        for document, place in text.documents(Problems()):
+            if place >= scan.threshold:
+                encoded = document.encode()
+                yield unit_hash(encoded, "tokenizer"), encoded
+
+    def counted(sample: Iterable[bytes]) -> Iterator[str]:
+        nonlocal n_bytes
+        n_bytes = 0
+        for encoded in sample:
+            n_bytes += len(encoded)
+            yield encoded.decode(errors="ignore")  # half a character where it was cut
+
+    sample = counted(encoded for rank, encoded in ranked() if rank < share)
+    tokenizer = train(sample, vocab_size=choice.vocab_size)
+    if share < 1 and n_bytes < choice.sample_bytes / 2:  # of a few large documents
+        sample = counted(_lowest(ranked(), choice.sample_bytes))
+        tokenizer = train(sample, vocab_size=choice.vocab_size)
+    log(f"trained a tokenizer on {n_bytes / 1e6:,.2f} MB of text")
+    return tokenizer
+
+
+def _lowest(ranked: Iterable[tuple[float, bytes]], n_bytes: int) -> list[bytes]:
+    """Return the texts of the lowest ranks, the last one cut so that all have n_bytes at most."""
+    kept: list[tuple[float, bytes]] = []
+    """A heap, highest rank first, without those that n_bytes do not reach."""
+    total = 0
+    for rank, encoded in ranked:
+        heapq.heappush(kept, (-rank, encoded))
+        total += len(encoded)
+        while total - len(kept[0][1]) >= n_bytes:
+            total -= len(heapq.heappop(kept)[1])
+    texts = [encoded for _, encoded in sorted(kept, reverse=True)]
+    if total > n_bytes:
+        texts[-1] = texts[-1][: n_bytes - total]
+    return texts

@@ -2,18 +2,19 @@
 
 The folder also holds an index and the manifest. A folder is complete once it has a manifest.
 `request.json` says what it is prepared from: the same call goes on where it was killed, another one
-is refused.
+is refused. The flock of `NAME.lock` beside the folder is held meanwhile.
 """
 
 import json
-import shutil
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from workloads.data.cache import file_sha256
+from workloads.data.cache import file_sha256, hold_lock
 from workloads.data.preparation import contamination
 from workloads.data.preparation.encoder import EncoderSettings
 from workloads.data.preparation.folder_tokenizer import (
@@ -22,11 +23,17 @@ from workloads.data.preparation.folder_tokenizer import (
     tokenizer_record,
 )
 from workloads.data.preparation.inputs import CorpusInput, find_inputs, records_of
-from workloads.data.preparation.manifest import MANIFEST, TokenManifest
-from workloads.data.preparation.pretokenised import link_splits, open_tokens
-from workloads.data.preparation.request import TRAINED, PrepareRequest
+from workloads.data.preparation.manifest import MANIFEST, TokenManifest, load_split
+from workloads.data.preparation.pretokenised import FORMATS, link_splits, open_tokens
+from workloads.data.preparation.request import (
+    REQUEST,
+    TRAINED,
+    PrepareRequest,
+    begun_request,
+)
 from workloads.data.preparation.tokenise import SPLITS, DocumentInput, Progress, tokenise
-from workloads.data.readers.documents import expand
+from workloads.data.readers.documents import expand, is_plain
+from workloads.data.readers.lines import file_format
 from workloads.data.readers.problems import (
     DataError,
     Problems,
@@ -37,14 +44,34 @@ from workloads.data.remarks import few_held_out
 from workloads.data.tokenizer import load, token_dtype
 
 EXPECTED = "JSON lines, plain text, Parquet, tokens (.bin, .npy), or hf:OWNER/NAME"
+_WRITTEN = re.compile(
+    r"(request|progress|manifest)\.json(\.tmp)?|tokenizer\.(json|model|tmp)|contamination\.jsonl"
+    r"|(train|valid)(-\d{5}\.bin|\.documents\.bin|\.json)"
+)
+"""Names of the files in a prepared folder."""
 
 
 def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifest:
     """Fill the folder `request.out`, or go on where an earlier call was killed.
 
+    Waits for another process that prepares the same folder.
+
     Raises:
         DataError: If something cannot be used; one line per mistake.
     """
+    out = request.out.resolve()
+    lock, waiting = out.parent / f"{out.name}.lock", f"waiting: another process prepares {out}"
+    with ExitStack() as held:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(hold_lock(lock, lambda: log(waiting)))
+        except OSError as error:
+            fix = "let --out lie in a folder that you may write to"
+            raise DataError([f"{lock}: cannot be locked ({error.strerror}); {fix}"]) from error
+        return _prepare(request, log)
+
+
+def _prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifest:
     hub, sources = find_inputs(request, log)
     against = expand(request.against)
     are_tokens = _check(request, sources, against)
@@ -60,7 +87,10 @@ def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifes
         **{name: getattr(request, name) for name in ("separator", "vocab_size", "text_field")},
         **({"hub_commits": hub} if hub else {}),
     }
-    finished = _begin(request.out, asked)
+    inputs = [source.path for source in sources if isinstance(source.path, Path)] + [*against]
+    if request.tokenizer is not None:
+        inputs.append(Path(request.tokenizer).expanduser())
+    finished = _begin(request.out, asked, inputs)
     if finished is not None:
         log(f"{request.out} is complete already")
         return finished
@@ -71,6 +101,8 @@ def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifes
     for source, before in zip(sources, unread, strict=True):
         if source.version() != before:
             raise DataError([f"{source.name}: changed while it was read; delete {request.out}"])
+    for name in SPLITS:
+        load_split(request.out, manifest, name)  # compares counts and sizes
     manifest.save(request.out)
     fix = "raise --valid-share or give --valid"
     for remark in few_held_out(manifest.splits["valid"]["tokens"], fix=fix):
@@ -91,7 +123,11 @@ def _check(
     require_files({"SOURCE": files}, EXPECTED, section="")
     require_files({"--against": against}, "JSON lines or text, one item per line", section="")
     are_tokens = {source.is_tokens for source in sources}
-    wrong = []
+    wrong = [
+        f"SOURCE: {path} is compressed, and tokens are read in place; unpack it first"
+        for path in files
+        if file_format(path) in FORMATS and not is_plain(path)
+    ]
     if not 0 < request.valid_share < 1:
         wrong.append(f"--valid-share: must lie between 0 and 1, got {request.valid_share}")
     if len(are_tokens) > 1:
@@ -135,28 +171,52 @@ def _wrong_for_tokens(request: PrepareRequest) -> list[str]:
     return wrong
 
 
-def _begin(out: Path, asked: Mapping[str, Any]) -> TokenManifest | None:
+def _begin(out: Path, asked: Mapping[str, Any], inputs: Sequence[Path]) -> TokenManifest | None:
     """Claim the folder for this request; return the manifest if it is complete already.
 
     Raises:
         DataError: If the folder holds something else.
     """
-    record, complete = out / "request.json", (out / MANIFEST).exists()
-    if record.is_file():
-        if json.loads(record.read_text()) == json.loads(json.dumps(asked)):
+    begun, complete = begun_request(out), (out / MANIFEST).exists()
+    if begun is not None:
+        if begun == json.loads(json.dumps(asked)):
             return TokenManifest.load(out / MANIFEST) if complete else None
         if complete or (out / "progress.json").exists():
             raise DataError(
                 [f"{out}: holds tokens of other sources or settings; delete it or change --out"]
             )
-        shutil.rmtree(out)  # an attempt that came to nothing, perhaps for a mistake mended since
+        _remove_attempt(out, inputs)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError([f"{out}: exists and holds something else; change --out"])
     out.mkdir(parents=True, exist_ok=True)
-    scratch = out / "request.json.tmp"
+    scratch = out / f"{REQUEST}.tmp"
     scratch.write_text(json.dumps(asked, indent=1))
-    scratch.replace(record)
+    scratch.replace(out / REQUEST)
     return None
+
+
+def _remove_attempt(out: Path, inputs: Sequence[Path]) -> None:
+    """Remove what a call left that came to nothing, perhaps for a mistake mended since.
+
+    Raises:
+        DataError: If there is anything else in the folder, such as an input of this call.
+    """
+    found, read = sorted(out.iterdir()), {path.resolve() for path in inputs}
+    others = [
+        path.name
+        for path in found
+        if not _WRITTEN.fullmatch(path.name)
+        or not (path.is_symlink() or (path.is_file() and path.resolve() not in read))
+    ]
+    if others:
+        raise DataError(
+            [
+                f"{out}: holds an earlier attempt, and {', '.join(others[:5])}, which is not of "
+                "it; move that elsewhere, or change --out"
+            ]
+        )
+    for path in found:
+        path.unlink()
 
 
 def _link(

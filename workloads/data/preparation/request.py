@@ -1,8 +1,14 @@
-"""Request for a folder of tokens: the arguments of `memscale data prepare`."""
+"""Request for a folder of tokens (`memscale data prepare`), and its record."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from workloads.data.readers.problems import DataError
+
+REQUEST = "request.json"
+"""In the folder: what identifies its sources and settings."""
 TRAINED = "bpe:"
 """Before the size of a tokenizer that is to be trained."""
 
@@ -30,3 +36,21 @@ class PrepareRequest:
     """Evaluation files to look for in the text."""
     workers: int | None = None
     """Processes; None is one per core."""
+
+
+def begun_request(out: Path) -> dict[str, Any] | None:
+    """Return what an earlier call noted that it prepares the folder from; None if none did.
+
+    Raises:
+        DataError: If the file of that name is not ours, or damaged.
+    """
+    record = out / REQUEST
+    if not record.is_file():
+        return None
+    try:
+        begun = json.loads(record.read_bytes())
+    except ValueError as error:
+        raise DataError([f"{record}: is not JSON ({error}); delete it, or change --out"]) from error
+    if not isinstance(begun, dict) or not {"sources", "tokenizer"} <= set(begun):
+        raise DataError([f"{record}: is of another program; change --out"])
+    return begun

@@ -85,7 +85,7 @@ class Config:
     tokenizer: str | None = None
     """A tokenizer.json, SentencePiece's or tiktoken's file to use instead of training one."""
     tokenizer_bytes: PositiveInt = 30_000_000
-    """Text that a tokenizer is trained on, at most: documents chosen by hash."""
+    """Text that a tokenizer is trained on, about: documents chosen by hash."""
     separator: str | None = None
     """Text of the loaded tokenizer's token between documents; None looks for a usual one."""
     max_bytes: PositiveInt | None = None

@@ -77,8 +77,7 @@ class Config:
     @property
     def separator(self) -> str | None:
         """Text of the token that begins each document."""
-        tokenizer = self._manifests[0].tokenizer
-        return None if tokenizer is None else str(tokenizer["separator_text"])
+        return _separator_of(self._manifests[0])
 
     @property
     def without_tokenizer(self) -> Path | None:
@@ -117,6 +116,14 @@ class Config:
                     [
                         f"{folder}: was made with another tokenizer than {self._folders[0]}; "
                         "prepare both with the same"
+                    ]
+                )
+            if _separator_of(manifest) != _separator_of(first):
+                raise DataError(
+                    [
+                        f"{folder}: documents begin with {_separator_of(manifest)!r}, those of "
+                        f"{self._folders[0]} with {_separator_of(first)!r}; prepare both with the "
+                        "same --separator"
                     ]
                 )
         for folder, manifest in zip(self._folders, self._manifests, strict=True):
@@ -300,6 +307,10 @@ def mixture_places(
 
 def _tokenizer_of(manifest: TokenManifest) -> str | None:
     return None if manifest.tokenizer is None else str(manifest.tokenizer["sha256"])
+
+
+def _separator_of(manifest: TokenManifest) -> str | None:
+    return None if manifest.tokenizer is None else str(manifest.tokenizer["separator_text"])
 
 
 def _require_own_tokenizer(folder: Path, manifest: TokenManifest) -> None:

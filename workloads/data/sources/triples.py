@@ -39,9 +39,10 @@ from workloads.data.facts.table import (
 )
 from workloads.data.facts.templates import RelationWordings, generic_wordings, read_wordings
 from workloads.data.facts.token_pieces import TRAIN, FactPieces, build_pieces, prior_bits_of
-from workloads.data.file_hashes import require_still
+from workloads.data.file_hashes import combined, require_still
 from workloads.data.readers.problems import DataError, Problems, require_files
 from workloads.data.remarks import unused_tokens
+from workloads.data.tiktoken_file import tokenizer_files
 from workloads.data.token_stream import EpochCorpus, gather_windows
 from workloads.data.tokenizer import TextTokenizer, check_vocabulary, load, saved_tokenizer, train
 from workloads.field_error import FieldError, PositiveInt, Share, check_fields
@@ -72,7 +73,7 @@ class Config:
         '  {"place of birth": {"train_statements": ["{s} was born in {o}."],\n'
         '   "heldout_statements": ["It was in {o} that {s} was born."], '
         '"questions": ["Where was {s} born?"]}}',
-        "tokenizer": "a tokenizer.json of the `tokenizers` library, byte-level",
+        "tokenizer": "a tokenizer.json of the `tokenizers` library, byte-level, or a tiktoken file",
     }
     """Formats of the fields that name other files than facts."""
 
@@ -107,7 +108,7 @@ class Config:
     vocab_size: int = 8_192
     """Tokens the model knows; a tokenizer trained here has at most as many."""
     tokenizer: str | None = None
-    """A tokenizer.json to use instead of training one."""
+    """A tokenizer.json or tiktoken's file to use instead of training one."""
     separator: str | None = None
     """Text of the loaded tokenizer's token between documents; None looks for a usual one."""
 
@@ -128,10 +129,15 @@ class Config:
                 fix = "drop it, or columns_as_relations"
                 raise FieldError(name, rule, fix=fix, others=("columns_as_relations",))
 
-    def files(self) -> dict[str, Path]:
-        """Return the input files by field."""
-        named = {"path": self.path, "templates": self.templates, "tokenizer": self.tokenizer}
-        return {name: Path(p).expanduser() for name, p in named.items() if p is not None}
+    def files(self) -> dict[str, Path | tuple[Path, ...]]:
+        """Return the input files by field; of a tokenizer, what says how it cuts text too."""
+        texts = {"path": self.path, "templates": self.templates}
+        named: dict[str, Path | tuple[Path, ...]] = {
+            name: Path(p).expanduser() for name, p in texts.items() if p is not None
+        }
+        if self.tokenizer is not None:
+            named["tokenizer"] = tokenizer_files(Path(self.tokenizer).expanduser())
+        return named
 
     def tokens_per_epoch(self) -> None:
         """Return None: how many tokens the facts have is known after `prepare`."""
@@ -157,6 +163,7 @@ class Config:
         facts, wordings = _read(self, log, files_read)
         unseen = _unseen(self, facts)
         _require_trained(self, unseen)
+        _tell_inverses(self, facts, unseen, log)
         trained = np.flatnonzero(~np.array(unseen))
         sample = [facts[i] for i in spread(len(facts), _COUNTED_FACTS)]
         return FactCounts(
@@ -191,7 +198,12 @@ class Config:
         return corpus
 
     def _content(self, cache: Path) -> dict[str, str]:
-        return {name: content_sha256(path, cache) for name, path in self.files().items()}
+        return {
+            name: combined(
+                [content_sha256(p, cache) for p in (of if isinstance(of, tuple) else (of,))]
+            )
+            for name, of in self.files().items()
+        }
 
 
 @dataclass(kw_only=True)
@@ -244,7 +256,7 @@ def _read(
     """Return the facts in use and their wordings, or raise with every mistake of both files."""
     require_files(config.files(), config.FORMAT)
     path, problems = Path(config.path).expanduser(), Problems()
-    facts, merged = _rows(config, path, problems, {} if files_read is None else files_read)
+    facts, merged = _rows(config, path, problems, log, {} if files_read is None else files_read)
     if merged.other_answers:
         log(
             f"{merged.first} (rows of that kind: {merged.other_answers:,}); all are right answers, "
@@ -294,7 +306,11 @@ def _wordings(
 
 
 def _rows(
-    config: Config, path: Path, problems: Problems, files_read: MutableMapping[Any, Any]
+    config: Config,
+    path: Path,
+    problems: Problems,
+    log: Callable[[str], None],
+    files_read: MutableMapping[Any, Any],
 ) -> tuple[list[Fact], MergedRows]:
     """Return the facts of the file, and its merged rows, from `files_read` if they are there."""
     columns = FactColumns(
@@ -307,7 +323,7 @@ def _rows(
     if key in files_read:
         found: tuple[list[Fact], MergedRows] = files_read[key]
         return found
-    found = read_facts(path, columns=columns, layout=config.format, problems=problems)
+    found = read_facts(path, columns=columns, layout=config.format, problems=problems, log=log)
     if not problems.total:  # a file with mistakes is refused for each setting
         files_read[key] = found
     return found
@@ -335,7 +351,9 @@ def _selected(config: Config, facts: list[Fact], path: Path, problems: Problems)
 
 def _build(config: Config, folder: Path, log: Callable[[str], None]) -> None:
     facts, wordings = _read(config, log)
-    _require_trained(config, _unseen(config, facts))
+    unseen = _unseen(config, facts)
+    _require_trained(config, unseen)
+    _tell_inverses(config, facts, unseen, log)
     pieces, tokenizer = _pieces(config, facts, wordings, log)
     pieces.save(folder)
     tokenizer.save_in(folder)
@@ -391,6 +409,33 @@ def _require_trained(config: Config, unseen: list[bool]) -> None:
     if all(unseen):
         raise DataError(
             [f"{config.path}: heldout_subjects leaves no fact to train on; lower it or add facts"]
+        )
+
+
+def _tell_inverses(
+    config: Config, facts: list[Fact], unseen: list[bool], log: Callable[[str], None]
+) -> None:
+    """Log how many facts of unseen subjects training states about their objects."""
+    asked = [fact for fact, held_out in zip(facts, unseen, strict=True) if held_out]
+    if not asked:
+        return
+    stated = {
+        (fact.subject, fact.answers[0])
+        for fact, held_out in zip(facts, unseen, strict=True)
+        if not held_out
+    }
+    told = Counter(
+        fact.relation_name
+        for fact in asked
+        if any((answer, fact.subject) in stated for answer in fact.answers)
+    )
+    if told:
+        of = Counter(fact.relation_name for fact in asked)
+        relations = [f"{name} {n:,} of {of[name]:,}" for name, n in told.most_common(3)]
+        log(
+            f"{Path(config.path).name}: training states {told.total():,} of {len(asked):,} facts "
+            f"of unseen subjects with subject and object exchanged ({', '.join(relations)}); there "
+            "recall/unseen_subject has more to go by than names"
         )
 
 

@@ -128,7 +128,7 @@ class MemoryUsage(Usage):
         usage           share of rows read
         usage_ever      share of rows read since training began, recorded or not
         kl              KL divergence of the weight mass per row from an even one, nats
-        effective_rows  exp(entropy) of a token's weights, mean over tokens
+        effective_rows  exp(entropy) of a token's weights, 0 if all are zero; mean over tokens
         top1_weight     largest share of a token's weights, mean over tokens
         max_over_mean   reads of the most read row over the mean row's
         distinct_rows   different rows read by one pass, mean over passes
@@ -198,13 +198,15 @@ class MemoryUsage(Usage):
         self.mass.scatter_add_(0, flat, units.reshape(-1))
         reads = torch.zeros_like(self.reads).scatter_add_(0, flat, torch.ones_like(flat))
         self.reads += reads
-        share = size / size.sum(dim=-1, keepdim=True).clamp_min(1e-30)
+        whole = size.sum(dim=-1, keepdim=True)
+        share = size / whole.clamp_min(1e-30)
         # `special.entr` takes ten times as long on a CPU.
         entropy = -(share * share.clamp_min(1e-30).log()).sum(dim=-1)
         # In few operations: in small models each costs more than its numbers do.
         self.sums += torch.stack(
             (
-                entropy.exp().sum(dtype=torch.float64),
+                # Where all weights are zero no row counts; exp(0) would be one.
+                (entropy.exp() * (whole[:, 0] > 0)).sum(dtype=torch.float64),
                 share.amax(dim=-1).sum(dtype=torch.float64),
                 torch.count_nonzero(reads).double(),
             )

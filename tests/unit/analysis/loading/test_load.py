@@ -473,3 +473,23 @@ def test_no_column_of_the_accounting_is_named_twice():
     from analysis.loading.schema import ACCOUNTING
 
     assert len(set(ACCOUNTING)) == len(ACCOUNTING)
+
+
+def test_trials_that_were_asked_different_rows_under_one_name_are_told(synthetic, tmp_path):
+    digests = ("one", "other", "one", None)
+    trials = [synthetic.make_trial("dense", 32, seed) for seed in range(len(digests))]
+    for trial, digest in zip(trials, digests, strict=True):
+        folder = synthetic.write_done(tmp_path, trial)
+        for name, of in (("questions qa", digest), ("small", "equal")):
+            folder.add_evaluation(name, {"digest": of, "step": None, "metrics": {}, "tasks": {}})
+
+    notes = analysis.load(tmp_path).notes
+
+    ids = sorted(
+        (trial.spec.trial_id, digest) for trial, digest in zip(trials, digests, strict=True)
+    )
+    one, other = ([name for name, of in ids if of == digest] for digest in ("one", "other"))
+    assert len(notes) == 1
+    assert notes[0].startswith("synthetic: trials were asked 'questions qa' with different rows,")
+    assert all(part in notes[0] for part in (" and ".join(one), other[0], "; "))
+    assert not any(name in notes[0] for name, of in ids if of is None)

@@ -1,7 +1,10 @@
 """Mistakes on the command line: one sentence each, exit code 2, nothing written."""
 
+import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -323,3 +326,42 @@ def test_a_long_list_of_sweeps_is_cut_with_a_sign(tmp_path):
 @pytest.mark.parametrize("verb", ["logs", "generate", "evaluate", "export"])
 def test_the_help_says_how_to_name_a_trial_of_two_sweeps(verb):
     assert "SWEEP/ID where several sweeps have it" in memscale(verb, "--help")[1]
+
+
+@pytest.mark.parametrize("which", ["file", "runs"])
+def test_a_path_that_is_not_utf_8_is_refused_before_anything_is_written(tmp_path, tiny, which):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    file = tiny.rename(folder / tiny.name) if which == "file" else tiny
+    runs = folder / "runs" if which == "runs" else tmp_path / "runs"
+
+    code, said = memscale("submit", file, "--runs", runs, "--launcher", "debug")
+
+    assert code == 2
+    assert "caf\\udce9" in said
+    assert "this path is not UTF-8, so records cannot hold it; rename" in said
+    assert not (runs / "tiny").exists()
+
+
+def test_a_link_to_nothing_in_the_place_of_a_sweep_is_named(tmp_path):
+    (tmp_path / "mine").symlink_to("/nonexistent")
+
+    code, said = memscale("status", "mine", "--runs", tmp_path)
+
+    assert code == 2
+    assert "mine: a link to /nonexistent, which is not there; mount that disk" in said
+
+
+def test_a_terminal_of_another_encoding_gets_question_marks():
+    script = (
+        "import sys, typer; from orchestrator import cli; "
+        "cli.app = lambda: typer.echo('0.1\u2013\u20ac'); cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        check=True,
+    )
+
+    assert done.stdout == b"0.1??\n"

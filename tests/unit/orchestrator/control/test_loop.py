@@ -983,7 +983,8 @@ def test_orphaned_attempts_are_closed_before_anything_starts(world):
     orphan = ProcessId(host="host-n", pid=77, start_ticks=5)
     attempt = world.sweep.trial(lost).attempt(1)
     (attempt.path / "ranks.jsonl").write_text(
-        json.dumps({"rank": 0, **orphan.to_json()}) + '\n{"rank": 1, "ho'
+        '{"rank": 2, "host": "ho{"rank": 3}\n'  # two lines that ran into each other
+        + (json.dumps({"rank": 0, **orphan.to_json()}) + '\n{"rank": 1, "ho')
     )
     write_json(world.sweep.trial(done).path / "result.json", {"metrics": {}, "steps": 100})
     write_json(
@@ -1251,16 +1252,35 @@ def test_a_damaged_request_to_retry_what_failed_sets_that_aside(world):
     assert_set_aside(world, status, failed, "retry.json")
 
 
-def test_an_orphaned_attempt_that_cannot_be_closed_is_left_open(world):
+@pytest.mark.parametrize("error", [None, {}, {"kind": "quota", "message": "of a newer version"}])
+def test_an_orphaned_attempt_that_cannot_be_closed_is_left_open(world, error):
     broken, other = world.trial(0), world.trial(1)
     world.sweep.trial(broken).new_attempt({"submission": 1})
-    damage(world.sweep.trial(broken).attempt(1).path / "error.json")
+    file = world.sweep.trial(broken).attempt(1).path / "error.json"
+    if error is None:
+        damage(file)
+    else:
+        write_json(file, error)
 
     status = world.run(broken, other, script=finish(world, other))
 
     assert world.end(broken) is None
     assert [t.trial_id for t in status.trials] == [other]
     assert len(status.unreadable) == 1
+
+
+@pytest.mark.parametrize("line", ['"step": "7", "metrics": {}', '"step": 7, "metrics": null'])
+def test_a_wrong_line_of_a_journal_sets_its_trial_aside(world, line):
+    broken, other = world.trial(0), world.trial(1)
+    attempt = world.sweep.trial(broken).new_attempt({"submission": 1})
+    attempt.journal.write_text(f'{{"t": 1, {line}}}\n')
+    end = {"outcome": "killed", "reason": "signal 9", "final": False}
+    write_json(attempt.path / "end.json", end)
+
+    status = world.run(broken, other, script=finish(world, other))
+
+    assert [t.trial_id for t in status.trials if t.state is TrialState.DONE] == [other]
+    assert world.sweep.trial(broken).last_attempt() == 1
 
 
 def test_failing_launcher_leaves_a_truthful_record_and_a_free_lock(world):

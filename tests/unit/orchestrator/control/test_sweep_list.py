@@ -73,3 +73,13 @@ def test_a_damaged_sweep_is_a_row_and_hides_no_other(tmp_path, add):
     assert (whole.name, whole.problem) == ("whole", "")
     assert (damaged.name, damaged.state, damaged.trials) == ("damaged", "unreadable", 3)
     assert "0001.json: not valid JSON" in damaged.problem
+
+
+def test_a_sweep_that_is_a_link_to_nothing_is_listed(tmp_path):
+    (tmp_path / "mine").symlink_to("/nonexistent/scratch")
+    (tmp_path / "cache").symlink_to("/nonexistent/cache")
+
+    (found,) = list_sweeps(tmp_path)
+
+    assert (found.name, found.state) == ("mine", "unreadable")
+    assert "a link to /nonexistent/scratch, which is not there; mount that disk" in found.problem

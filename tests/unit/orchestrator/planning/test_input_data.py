@@ -95,6 +95,7 @@ def test_text_is_tokenised_once_before_any_trial(tmp_path):
     assert [said.split()[0] for said in first] == [
         "50",
         "training",
+        "trained",
         again[0].split()[0],
         "held-out",
     ]

@@ -311,6 +311,17 @@ def test_the_rate_is_measured_in_one_thread():
     assert in_all < 5 * here + 0.05
 
 
+@pytest.mark.parametrize("tokens", [-1, 0, None])
+def test_a_result_with_an_impossible_number_of_tokens_is_no_measurement(tmp_path, tokens):
+    trained = in_batches(1_024)
+    done = SweepDir(tmp_path / "a").trial(trained.trial_id)
+    done.create(trained)
+    result = {"tokens": tokens, "metrics": {"time/train_s": 15.0}}
+    write_json(done.path / "result.json", result)
+
+    assert measurements(tmp_path) == []
+
+
 def test_finished_trials_of_all_sweeps_are_measurements_and_broken_folders_are_not(tmp_path):
     trained = in_batches(1_024)
     done = SweepDir(tmp_path / "a").trial(trained.trial_id)

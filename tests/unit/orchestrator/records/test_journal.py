@@ -115,3 +115,20 @@ def test_damaged_line_in_the_middle_is_named(attempt):
 
     with pytest.raises(StoreError, match=r"journal.jsonl: bad line before byte 29"):
         list(attempt.lines())
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"t": 1, "step": "7", "metrics": {}}', "step: expected a whole number, got '7'"),
+        ('{"t": 1, "step": 1.5, "metrics": {}}', "step: expected a whole number"),
+        ('{"t": 1, "step": 7, "metrics": null}', "metrics: expected an object, got 'None'"),
+        ('{"t": 1, "step": 7, "metrics": {"a": "1"}}', "metrics.a: expected a number, got '1'"),
+        ('{"t": Infinity, "step": 7}', "cannot convert float infinity"),
+    ],
+)
+def test_a_line_with_a_wrong_field_is_named(attempt, line, said):
+    attempt.journal.write_text(line + "\n")
+
+    with pytest.raises(StoreError, match=f"journal.jsonl: bad line before byte .*{said}"):
+        list(attempt.lines())

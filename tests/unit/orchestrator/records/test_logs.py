@@ -12,9 +12,14 @@ from orchestrator.records.trial_dir import TrialDir
 
 @pytest.fixture
 def trial(tmp_path):
-    trial = TrialDir(tmp_path / "dense-0123456789ab")
-    trial.path.mkdir()
+    trial = TrialDir(tmp_path / "s" / "trials" / "dense-0123456789ab")
+    trial.path.mkdir(parents=True)
     return trial
+
+
+def control(trial, **fields):
+    """Have this process, which lives, be the sweep's controller."""
+    write_json(trial.path.parents[1] / "controller.json", {**ProcessId.own().to_json(), **fields})
 
 
 def start(trial, why, text=""):
@@ -35,7 +40,10 @@ def test_the_last_attempt_is_shown_with_its_reasons(trial):
         reason="killed by signal 9",
     )
     second = start(trial, "retry after killed", "new\n")
-    write_json(second.path / "error.json", {"traceback": "Traceback: boom\n"})
+    write_json(
+        second.path / "error.json",
+        {"kind": "user_error", "message": "boom", "traceback": "Traceback: boom\n"},
+    )
     end(second, final=True, outcome="user_error", reason="ValueError: boom")
 
     text = "".join(logs.read(trial))
@@ -62,6 +70,7 @@ def test_nothing_started_yet_is_said(trial):
 
 
 def test_following_goes_on_into_the_next_attempt_and_ends_with_the_trial(trial):
+    control(trial)
     first = start(trial, "first attempt", "one\n")
 
     def write(attempt, text):
@@ -85,6 +94,36 @@ def test_following_goes_on_into_the_next_attempt_and_ends_with_the_trial(trial):
         "two",
         "three",
     ]
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("controller", [None, {"ended_at": 1.0}, {"trial_ids": ["dense-other"]}])
+def test_following_ends_where_nothing_will_start_the_trial(trial, started, controller):
+    if controller is not None:
+        control(trial, **controller)
+    if started:
+        end(start(trial, "first attempt"), final=False, outcome="interrupted", reason="asked")
+    waits = []
+
+    def wait():
+        waits.append("")
+        assert len(waits) < 3, "it waits for ever"
+
+    texts = logs.read(trial, follow=True, wait=wait)
+    if started:
+        assert "".join(texts).endswith(f"asked\n{logs.NOTHING_RUNS}")
+    else:
+        with pytest.raises(StoreError, match="no attempt was started yet"):
+            list(texts)
+
+
+def test_following_waits_for_a_job_in_a_queue(trial):
+    left = [True, True, False]
+
+    with pytest.raises(StoreError, match="no attempt was started yet"):
+        list(logs.read(trial, follow=True, wait=lambda: None, queued=lambda: left.pop(0)))
+
+    assert not left
 
 
 def test_following_ends_with_a_killed_controller(trial):

@@ -3,6 +3,7 @@
 import os
 import stat
 import traceback
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +12,8 @@ from orchestrator import cli
 from orchestrator.records import code_snapshot
 from orchestrator.records.journal import Journal
 from orchestrator.records.json_files import write_json
-from orchestrator.records.locks import ControllerLock
+from orchestrator.records.lock_file import open_lock
+from orchestrator.records.locks import ControllerLock, locked
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_spec import TrialSpec
 from orchestrator.submit import submission  # noqa: F401 -- imported before the user changes
@@ -64,10 +66,72 @@ def test_records_follow_the_umask(tmp_path, umask):
     sweep = written(tmp_path)
 
     for path in sweep.path.rglob("*"):
-        whole = 0o777 if path.is_dir() else 0o666
-        if path.is_dir() and "code" in path.parts:
-            continue  # as in the source
-        assert mode(path) == whole & ~umask, path
+        right = (0o777 if path.is_dir() else 0o666) & ~umask
+        if path.suffix == ".lock":  # who may not write must not hold it
+            right = {0o022: 0o600, 0o027: 0o600, 0o002: 0o660}[umask]
+        assert mode(path) == right, path
+
+
+def test_a_copy_of_a_closed_checkout_is_as_open_as_its_sweep(tmp_path, umask):
+    source = tmp_path / "checkout"
+    for package in code_snapshot.COPIED:
+        (source / package / "room").mkdir(parents=True)
+        (source / package / "room" / "__init__.py").touch(0o600)
+        (source / package / "room").chmod(0o500)
+    sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
+    sweep.path.chmod(0o2775)
+
+    code = code_snapshot.take(sweep, source=source)
+
+    room = code / "orchestrator" / "room"
+    assert mode(room) == 0o2777 & ~umask
+    assert mode(room / "__init__.py") == 0o666 & ~umask
+
+
+def test_a_lock_file_of_an_earlier_version_is_closed_to_readers(tmp_path):
+    file = tmp_path / "controller.lock"
+    file.touch()
+    for before, after in ((0o644, 0o600), (0o664, 0o660), (0o666, 0o666), (0o640, 0o600)):
+        file.chmod(before)
+        os.close(open_lock(file))
+        assert mode(file) == after
+
+
+@needs_root
+def test_who_may_only_read_cannot_hold_a_lock_and_a_member_of_the_group_can(tmp_path):
+    before = os.umask(0o002)
+    sweep = SweepDir(tmp_path / "s")
+    sweep.path.mkdir()
+    os.chown(sweep.path, -1, NOBODY)
+    sweep.path.chmod(0o2775)
+    lock = ControllerLock(sweep, submission=1)
+    lock.acquire()
+    lock.release()
+    os.umask(before)
+
+    def opened_by(group):
+        """Return whether a process of another user, of this group, opens the lock's file."""
+        child = os.fork()
+        if child == 0:
+            try:
+                os.chdir(sweep.path)  # as root: folders above it may be closed
+                os.setgroups([])
+                os.setresgid(group, group, group)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+                locked(Path("controller.lock"))
+                os._exit(0)
+            except PermissionError:
+                try:
+                    os.open("controller.lock", os.O_RDONLY)
+                except PermissionError:
+                    os._exit(1)
+            finally:
+                os._exit(99)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert opened_by(NOBODY) == 0
+    assert opened_by(NOBODY - 1) == 1
 
 
 def test_a_secret_is_the_owners_alone(tmp_path, umask):

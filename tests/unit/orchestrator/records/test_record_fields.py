@@ -50,6 +50,9 @@ def alter(trial: TrialDir, **fields: Any) -> None:
         ({"model": None}, "spec.json: "),
         ({"model": 3}, "spec.json: "),
         ({"retries": []}, "spec.json: "),
+        ({"accounting": {"total_params": "x"}}, "accounting: expected an object of numbers"),
+        ({"match": "pythia"}, "match: expected an object of texts, got 'pythia'"),
+        ({"preset": ["d8"]}, "preset: expected text"),
     ],
 )
 def test_a_spec_that_is_not_understood_is_set_aside(
@@ -91,6 +94,8 @@ def test_a_spec_of_an_older_version_keeps_its_name(
         ("launch.json", {"submission": "one"}, "submission: expected a number"),
         ("../../result.json", {"metrics": []}, "metrics: expected an object"),
         ("../../retry.json", {"after": True}, "after: expected a number"),
+        ("../../result.json", {"metrics": {}, "attempt": "x"}, "attempt: expected a number"),
+        ("../../controller.json", {"pid": 1}, "field host is missing"),
     ],
 )
 def test_a_wrong_field_sets_the_trial_aside(
@@ -115,3 +120,45 @@ def test_a_missing_field_is_named_and_a_further_one_passed_over(sweep: SweepDir)
     write_json(attempt.path / "end.json", {"outcome": "killed"})
     with pytest.raises(StoreError, match=r"end\.json: field reason is missing"):
         attempt.end()
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "field kind is missing"),
+        ({"kind": "quota", "message": "m"}, "kind: expected one of done, .* got 'quota'"),
+        ({"kind": "diverged", "message": None}, "message: expected text"),
+    ],
+)
+def test_a_wrong_error_of_a_rank_names_its_file(
+    sweep: SweepDir, fields: dict[str, Any], told: str
+) -> None:
+    attempt = sweep.trials()[0].new_attempt({})
+    write_json(attempt.path / "error.json", fields)
+
+    with pytest.raises(StoreError, match=rf"error\.json: {told}"):
+        attempt.error()
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "told"),
+    [
+        ("controller.json", {"pid": 1, "start_ticks": 1}, "field host is missing"),
+        ("controller.json", {"host": "n", "pid": "x", "start_ticks": 1}, "pid: expected a number"),
+        ("submissions/0001.json", {"number": 1}, "field trial_ids is missing"),
+        ("submissions/0001.json", {"number": 1, "trial_ids": [3]}, "trial_ids: expected a list"),
+        (
+            "submissions/0001.json",
+            {"number": 1, "trial_ids": [], "run": []},
+            "run: expected an object",
+        ),
+    ],
+)
+def test_a_wrong_record_of_the_sweep_names_its_file(
+    sweep: SweepDir, name: str, fields: dict[str, Any], told: str
+) -> None:
+    (sweep.path / "submissions").mkdir()
+    write_json(sweep.path / name, fields)
+
+    with pytest.raises(StoreError, match=f"{name}: {told}"):
+        sweep.snapshot()

@@ -4,9 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from workloads.data import remarks
 from workloads.data import tokenizer as tokenizers
+from workloads.data.preparation import local_text
+from workloads.data.preparation.encoder import unit_hash
 from workloads.data.readers.problems import DataError
 from workloads.data.sources import text
 from workloads.data.sources.text import Config
@@ -333,6 +338,54 @@ def test_documents_that_are_all_held_out_are_told_of_the_share(corpus_file, cach
     config = Config(path=corpus_file, vocab_size=300, valid_share=0.999999, max_bytes=100)
     with pytest.raises(
         DataError, match=r"documents, .* lower data\.valid_share or raise data\.max"
+    ):
+        config.prepare(cache)
+
+
+@pytest.mark.parametrize("tokenizer_bytes", [300, 20_000])
+def test_a_tokenizer_is_trained_although_documents_are_large(tmp_path, cache, tokenizer_bytes):
+    big = [" ".join(f"word{i}" for i in range(k, k + 9_000)) for k in range(4)]
+    path = write_jsonl(tmp_path / "c.jsonl", big)
+    said: list[str] = []
+    config = Config(path=path, vocab_size=290, tokenizer_bytes=tokenizer_bytes)
+    config.prepare(cache, said.append)
+    assert tokenizer_of(cache).size == 290
+    assert f"trained a tokenizer on {tokenizer_bytes / 1e6:.2f} MB of text" in said
+
+
+@given(
+    texts=st.lists(st.binary(min_size=1, max_size=9), unique=True, max_size=9),
+    n_bytes=st.integers(1, 50),
+)
+def test_the_lowest_ranks_are_taken_and_the_last_is_cut(texts, n_bytes):
+    ranked = [((7 * i) % 11 / 11, text) for i, text in enumerate(texts)]
+    in_order = b"".join(text for _, text in sorted(ranked))
+    assert b"".join(local_text._lowest(ranked, n_bytes)) == in_order[:n_bytes]
+
+
+def test_an_ordinary_sample_is_whole_documents_by_hash(corpus_file, cache, monkeypatch):
+    samples = []
+
+    def train(texts, *, vocab_size):
+        samples.append(list(texts))
+        return tokenizers.train(samples[-1], vocab_size=vocab_size)
+
+    monkeypatch.setattr(local_text, "train", train)
+    corpus = Config(path=corpus_file, vocab_size=300, tokenizer_bytes=4_000).prepare(cache)
+    share = 4_000 / sum(len(document(i).encode()) for i in range(300))
+    trained = texts_of(cache, corpus.train)
+    assert samples == [[t for t in trained if unit_hash(t.encode(), "tokenizer") < share]]
+
+
+def test_a_loaded_tokenizer_that_drops_text_is_refused(tmp_path, cache):
+    path = write_jsonl(tmp_path / "c.jsonl", (f"Zażółć gęślą jaźń {i}" for i in range(300)))
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.train_from_iterator(["the quick 0123456789"], trainers.BpeTrainer(special_tokens=["</s>"]))
+    made.save(str(tmp_path / "t.json"))
+    config = Config(path=path, tokenizer=str(tmp_path / "t.json"), vocab_size=300)
+    with pytest.raises(
+        DataError, match=r"t\.json: has no tokens for \d\d\.\d% of the text .*dropped"
     ):
         config.prepare(cache)
 

@@ -6,6 +6,7 @@ import tiktoken
 
 from workloads.data import tiktoken_file
 from workloads.data.readers.problems import DataError
+from workloads.data.sources import triples
 from workloads.data.sources.text import Config
 from workloads.data.tiktoken_file import PUBLISHED, PublishedVocabulary, tokenizer_files
 from workloads.data.tiktoken_pattern import PATTERNS
@@ -126,8 +127,23 @@ def test_a_file_without_every_byte_is_refused(path):
         load(path, vocab_size=None)
 
 
-def test_what_stands_beside_enters_the_identity_of_text(path):
-    config = Config(path="x.txt", tokenizer=str(path), vocab_size=301)
+def test_what_stands_beside_changes_prepared_facts(path, tmp_path):
+    (tmp_path / "f.tsv").write_text(
+        "subject\trelation\tobject\n" + "".join(f"S{i}\tborn\tO{i % 9}\n" for i in range(20))
+    )
+    config = triples.Config(path=str(tmp_path / "f.tsv"), tokenizer=str(path), vocab_size=301)
+    separators = []
+    for number in (268, 300):
+        settings = {"pat_str": "cl100k_base", "special_tokens": {"<|endoftext|>": number}}
+        path.with_name("v.tiktoken.json").write_text(json.dumps(settings))
+        corpus = config.prepare(tmp_path / "cache")
+        separators.append(int(corpus.probes[0].prompts[0][0]))
+    assert separators == [268, 300]
+
+
+@pytest.mark.parametrize("config_of", [Config, triples.Config])
+def test_what_stands_beside_enters_the_identity(path, config_of):
+    config = config_of(path="x.txt", tokenizer=str(path), vocab_size=301)
     alone = config.files()["tokenizer"]
     path.with_name("v.tiktoken.json").write_text("{}")
     assert alone == (path,)

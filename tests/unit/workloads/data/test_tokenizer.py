@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from workloads.data.readers.problems import DataError
 from workloads.data.tokenizer import MIN_VOCAB_SIZE, SEPARATOR_TEXT, load, token_dtype, train
@@ -72,6 +72,45 @@ def test_token_files_use_two_bytes_where_they_suffice():
     assert token_dtype(65_537) is np.uint32
 
 
+BYTES = pre_tokenizers.ByteLevel.alphabet()
+WITHOUT_ACCENTS = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer", "normalizer", "lost"),
+    [
+        (models.BPE(), trainers.BpeTrainer(initial_alphabet=BYTES), None, 0),
+        (models.BPE(), trainers.BpeTrainer(initial_alphabet=BYTES), normalizers.NFD(), 0),
+        (models.BPE(), trainers.BpeTrainer(), None, 4 / 10),
+        (models.BPE(), trainers.BpeTrainer(), WITHOUT_ACCENTS, 2 / 8),
+        (
+            models.BPE(unk_token="[UNK]"),
+            trainers.BpeTrainer(special_tokens=["[UNK]"]),
+            None,
+            4 / 7,
+        ),
+        (
+            models.WordLevel(unk_token="[UNK]"),
+            trainers.WordLevelTrainer(special_tokens=["[UNK]"]),
+            None,
+            1 / 3,
+        ),
+    ],
+)
+def test_lost_text_is_unknown_tokens_or_dropped_letters(tmp_path, model, trainer, normalizer, lost):
+    made = Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.train_from_iterator(["ab c d"], trainer)
+    made.add_special_tokens(["[SEP]"])
+    made.save(str(tmp_path / "t.json"))
+    tokenizer = load(tmp_path / "t.json", vocab_size=None)
+    # ó and ż are two bytes each.
+    assert tokenizer.lost_share(["ab c dóż"]) == pytest.approx(lost)
+    assert tokenizer.lost_share(["ab c d"]) == tokenizer.lost_share([]) == 0
+
+
 def test_a_sentencepiece_model_gives_the_ids_of_its_library(tmp_path):
     import sentencepiece
 
@@ -85,6 +124,8 @@ def test_a_sentencepiece_model_gives_the_ids_of_its_library(tmp_path):
     assert tokenizer.encode(TEXTS) == [oracle.encode(text) for text in TEXTS]
     assert (tokenizer.separator, tokenizer.size) == (oracle.piece_to_id("</s>"), 26)
     assert tokenizer.decode(tokenizer.encode(TEXTS)[0]) == TEXTS[0]
+    assert tokenizer.lost_share(TEXTS[:2]) == 0
+    assert tokenizer.lost_share(["日本"]) == 1 / 2  # a token of the space before it
     tokenizer.save(tmp_path / "again.model")
     assert load(tmp_path / "again.model", vocab_size=26).encode(TEXTS) == tokenizer.encode(TEXTS)
     (tmp_path / "bad.model").write_bytes(b"\x00nonsense")

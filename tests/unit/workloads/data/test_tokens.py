@@ -255,6 +255,11 @@ def test_wrong_folders_and_weights_are_refused(folders, tmp_path):
     replace(manifest, tokenizer={"sha256": "other"}).save(b)
     with pytest.raises(DataError, match="was made with another tokenizer than"):
         Config(path=tuple(folders)).check()
+    for name, separator in (("a", "</s>"), ("b", "<s>")):
+        tokenizer = {"sha256": "one", "separator": 1, "separator_text": separator}
+        replace(manifest, tokenizer=tokenizer).save(tmp_path / name)
+    with pytest.raises(DataError, match="documents begin with '<s>', those of .* with '</s>'"):
+        Config(path=tuple(folders)).check()
     (b / "manifest.json").write_text(json.dumps({"version": 0}))
     with pytest.raises(DataError, match="version is 0, this program reads 1"):
         Config(path=folders[1]).check()

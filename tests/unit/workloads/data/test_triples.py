@@ -1,4 +1,5 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from workloads.data import tokenizer as tokenizers
 from workloads.data.facts import documents
 from workloads.data.facts.documents import heldout_statements
+from workloads.data.facts.table import unit_hash
 from workloads.data.facts.token_pieces import prior_bits
 from workloads.data.readers.problems import DataError
 from workloads.data.sources import triples
@@ -460,3 +462,39 @@ def test_the_plan_says_how_far_guessing_gets(tmp_path):
         path=str(path), subject_column="name", columns_as_relations=("sex", "born"), vocab_size=300
     ).check(said.append)
     assert any("is right for 55% of the facts" in sentence for sentence in said)
+
+
+def test_facts_of_unseen_subjects_that_training_states_the_other_way_round_are_told(tmp_path):
+    path = tmp_path / "people.tsv"
+    names = [f"P{i}" for i in range(40)]
+    couples = [
+        f"{one}\tspouse\t{other}"
+        for i in range(0, 40, 2)
+        for one, other in (names[i : i + 2], names[i : i + 2][::-1])
+    ]
+    births = [f"{name}\tborn\t{1900 + i}" for i, name in enumerate(names)]
+    path.write_text("\n".join(["subject\trelation\tobject", *couples, *births]))
+    config = Config(path=str(path), heldout_subjects=0.3, vocab_size=300)
+    unseen = {name for name in names if unit_hash(name, "unseen") < 0.3}
+    told = sum(names[i ^ 1] not in unseen for i, name in enumerate(names) if name in unseen)
+    assert 0 < told < len(unseen)
+
+    for said, read in (([], config.facts), ([], partial(config.prepare, tmp_path / "cache"))):
+        read(said.append)
+        assert (
+            f"people.tsv: training states {told} of {2 * len(unseen)} facts of unseen subjects with "
+            f"subject and object exchanged (spouse {told} of {len(unseen)}); there "
+            "recall/unseen_subject has more to go by than names"
+        ) in said
+
+    said = []
+    Config(path=str(path), vocab_size=300).facts(said.append)
+    assert not any("exchanged" in sentence for sentence in said)
+
+
+def test_the_plan_tells_rows_of_several_lines(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text('subject,relation,object\na,born,"1900\nb,born,1901"\nc,born,1902\n')
+    said = []
+    Config(path=str(path), vocab_size=300).check(said.append)
+    assert any(sentence.startswith("people.csv: rows of several lines: 1,") for sentence in said)

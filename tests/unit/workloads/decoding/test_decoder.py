@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from workloads.architectures import cosformer, dense
-from workloads.decoding.decoder import Decoder
+from workloads.decoding.decode_step import DecodeStep
+from workloads.decoding.decoder import Decoder, NotANumberError
 from workloads.decoding.sampling import Sampling
 from workloads.layers.modules.init import initialise
 
@@ -88,10 +89,97 @@ def test_a_sequence_that_has_ended_gets_no_more_tokens():
     assert sorted(asked) == [(row, n) for row in range(4) for n in range(1, row + 2)]
 
 
-def test_a_mixer_of_fixed_length_refuses_before_it_reads():
-    fields = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 16, "max_seq_len": 8}
+@pytest.mark.parametrize("n_seeds", [0, 1, 3])
+def test_each_prompt_has_a_seed_of_its_own(n_seeds):
+    with pytest.raises(ValueError, match=f"got {n_seeds} seeds for 2 prompts"):
+        Decoder(_model()).generate([[1]] * 2, n_tokens=1, sampling=DRAWN, seeds=range(n_seeds))
+
+
+def _cosformer(max_seq_len):
+    fields = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_ff": 16, "max_seq_len": max_seq_len}
     model = cosformer.Config(**fields).build(11)
     initialise(model, 0)
+    return model
+
+
+def test_after_a_refusal_what_fits_is_decoded():
+    decoder = Decoder(_cosformer(8))
+    with pytest.raises(ValueError, match="max_seq_len must be at least"):
+        decoder.generate([[1] * 5], n_tokens=5)
+    with torch.inference_mode(), pytest.raises(ValueError, match="max_seq_len must be at least"):
+        decoder.step_after([[1] * 8], 1)
+
+    assert len(decoder.generate([[1] * 5], n_tokens=4)[0]) == 4
+
+
+def test_a_step_is_used_again_unless_its_capture_failed(monkeypatch):
+    captured, fails = [], [True, False]
+
+    def capture(self):
+        captured.append(self)
+        if fails.pop(0):
+            raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(DecodeStep, "capture", capture)
+    decoder = Decoder(_model())
+    decoder._capture = True
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        decoder.generate(PROMPTS, n_tokens=5)
+    decoder.generate(PROMPTS, n_tokens=5)
+    decoder.generate(PROMPTS, n_tokens=4)
+
+    assert len(captured) == 2
+
+
+def _nan_after(token):
+    """Return a model that gives NaN once it has read a token."""
+    model = _model()
+    with torch.no_grad():
+        model.embedding.weight[token] = torch.nan
+    return model
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), DRAWN], ids=["greedy", "drawn"])
+def test_nan_is_no_token(sampling):
+    decoder = Decoder(_nan_after(10))
+
+    with pytest.raises(NotANumberError, match="logits that are NaN or infinite"):
+        decoder.generate([[1, 2], [3, 10]], n_tokens=3, sampling=sampling)
+
+
+def test_nan_after_the_end_of_a_sequence_does_not_matter():
+    def ended(row, tokens):
+        return row == 0 or len(tokens) == 5
+
+    decoder = Decoder(_model())
+    expected = decoder.generate([[1, 2], [3, 4]], n_tokens=5, ended=ended)
+    step = decoder._last
+    run = step._run
+
+    def row_0_breaks():
+        run()
+        step.largest[0] = torch.nan
+
+    step._run = row_0_breaks
+
+    assert decoder.generate([[1, 2], [3, 4]], n_tokens=5, ended=ended) == expected
+    with pytest.raises(NotANumberError):
+        decoder.generate([[1, 2], [3, 4]], n_tokens=5)
+
+
+def test_nan_of_one_call_does_not_reach_the_next():
+    model = _nan_after(10)
+    fresh = Decoder(model).generate([[1, 2, 3]], n_tokens=5)
+    decoder = Decoder(model.eval())
+    with torch.inference_mode():
+        decoder.step_after([[10] * 6], 1)
+
+    assert decoder.generate([[1, 2, 3]], n_tokens=5) == fresh
+
+
+def test_a_mixer_of_fixed_length_refuses_before_it_reads():
+    model = _cosformer(8)
 
     assert len(Decoder(model).generate([[1] * 5], n_tokens=4)[0]) == 4
     with pytest.raises(ValueError, match="max_seq_len must be at least"):

@@ -5,6 +5,7 @@ import torch
 
 from workloads.architectures import dense
 from workloads.data.tokenizer import train
+from workloads.decoding.decoder import NotANumberError
 from workloads.decoding.generate_text import continuations
 from workloads.layers.modules.init import initialise
 from workloads.training.trained_model import TrainedModel
@@ -103,3 +104,13 @@ def test_without_a_number_each_prompt_gets_what_fits(trained):
     assert found == alone
     assert all(one.n_tokens == room or one.ended for one, room in zip(found, rooms, strict=True))
     assert all(one.n_tokens == 64 or one.ended for one in continuations(longer, ["the"], **CPU))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_that_gives_nan_has_no_text(trained, temperature):
+    damaged = {name: value.detach().clone() for name, value in trained.weights.items()}
+    damaged[next(reversed(damaged))].fill_(torch.nan)
+    model = TrainedModel(**{**vars(trained), "weights": damaged})
+
+    with pytest.raises(NotANumberError, match="training diverged or its weights are damaged"):
+        list(continuations(model, ["the"], n_tokens=3, temperature=temperature, **CPU))

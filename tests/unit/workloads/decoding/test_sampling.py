@@ -13,7 +13,8 @@ LOGITS = torch.tensor([0.3, 2.0, -1.0, 2.0, 0.9, -3.0, 1.4])
 
 def _counts(sampling, draws=20_000):
     uniform = uniform_numbers([11], draws)[0]
-    chosen = choose(LOGITS.expand(draws, -1), sampling, uniform)
+    chosen, largest = choose(LOGITS.expand(draws, -1), sampling, uniform)
+    assert (largest == LOGITS.max()).all()
     return np.bincount(chosen.numpy(), minlength=len(LOGITS))
 
 
@@ -58,7 +59,7 @@ def test_a_draw_is_a_token_of_some_probability(logits, uniform, top_k, top_p):
     sampling = Sampling(temperature=1.0, top_k=top_k, top_p=top_p)
     scores = torch.tensor([logits])
 
-    chosen = int(choose(scores, sampling, torch.tensor([uniform], dtype=torch.float64)))
+    chosen = int(choose(scores, sampling, torch.tensor([uniform], dtype=torch.float64))[0])
 
     better = sum(score > logits[chosen] for score in logits)
     assert top_k is None or better < top_k
@@ -66,6 +67,33 @@ def test_a_draw_is_a_token_of_some_probability(logits, uniform, top_k, top_p):
         probabilities = scores.double().softmax(-1)[0]
         # The sum of those above it, up to rounding.
         assert float(probabilities[scores[0] > logits[chosen]].sum()) < top_p + 1e-9
+
+
+@pytest.mark.parametrize("temperature", [1e-308, 1e-30])
+def test_next_to_temperature_0_the_likeliest_token_is_drawn(temperature):
+    uniform = torch.tensor([0.0, 0.7], dtype=torch.float64)
+    logits = torch.tensor([[1.0, 20.0, 3.0, -torch.inf]] * 2)
+
+    tokens, _ = choose(logits, Sampling(temperature=temperature), uniform)
+
+    assert tokens.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(), Sampling(temperature=1.0), Sampling(temperature=0.5, top_k=2, top_p=0.9)],
+    ids=str,
+)
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_logits_without_probabilities_give_some_token_and_show(sampling, wrong):
+    logits = torch.stack((LOGITS, LOGITS.index_fill(0, torch.tensor([5]), wrong), LOGITS))
+    logits = torch.cat((logits, torch.full((1, len(LOGITS)), -torch.inf)))
+
+    tokens, largest = choose(logits, sampling, torch.full((4,), 0.5, dtype=torch.float64))
+
+    assert largest.isfinite().tolist() == [True, False, True, False]
+    assert ((tokens >= 0) & (tokens < len(LOGITS))).all()
+    assert tokens[0] == tokens[2] == choose(LOGITS[None], sampling, torch.tensor([0.5]))[0]
 
 
 def test_more_numbers_begin_as_fewer_do():

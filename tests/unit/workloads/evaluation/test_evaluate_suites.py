@@ -171,6 +171,16 @@ def test_answers(said, ignore_articles, matches):
     assert found.chance is None
 
 
+def test_answers_end_with_their_line_or_their_clause():
+    """The harness's own tasks stop at full stops and commas; it has none of HotpotQA."""
+    model = Scripted(said="The Poles")
+    for whole_line, stops in ((False, ["\n", ".", ","]), (True, ["\n"])):
+        measured("answer", model, whole_line=whole_line)
+        assert model.asked[-2][1]["until"] == stops
+    whole = {task.name for task in suite.load("factual").tasks if task.whole_line}
+    assert whole == {"hotpotqa"}
+
+
 def test_continuations():
     model = Scripted()
 
@@ -251,12 +261,14 @@ def test_open_natural_questions_are_asked_as_the_harness_asks_them():
 
 
 def test_a_delimiter_of_examples_is_in_the_digest_where_it_is_no_blank_line():
-    def digest(**more):
-        tasks = (task_of("choices", shots=1, shots_file="b.jsonl", **more),)
+    def digest(kind="choices", **more):
+        tasks = (task_of(kind, shots=1, shots_file="b.jsonl", **more),)
         asked = suite.Suite(name="s", about="", tasks=tasks)
         return PreparedSuite(suite=asked, rows={"t": ([], [])}).digest
 
     assert digest() == digest(shots_delimiter="\n\n") != digest(shots_delimiter="\n")
+    assert digest(kind="answer") == digest(kind="answer", whole_line=False)
+    assert digest(kind="answer") != digest(kind="answer", whole_line=True)
     content = (task_of("choices", shots=1, shots_file="b.jsonl"),), {"t": ([], [])}
     earlier = repr((*content, prepared_suite.harness_version()))
     assert digest() == hashlib.sha256(earlier.encode()).hexdigest()
@@ -271,10 +283,10 @@ def test_a_delimiter_of_examples_is_in_the_digest_where_it_is_no_blank_line():
     ],
 )
 def test_too_few_examples_are_refused_with_their_subject(rows, n_examples, what, tmp_path):
-    def row(subject):
-        return {"question": "?", "choices": ["a", "b"], "label": 0, "subject": subject}
+    def row(subject, question="?"):
+        return {"question": question, "choices": ["a", "b"], "label": 0, "subject": subject}
 
-    written(tmp_path / "a.jsonl", map(row, rows))
+    written(tmp_path / "a.jsonl", [row(name, "who?") for name in rows])
     written(tmp_path / "b.jsonl", [row(name) for name, n in n_examples.items() for _ in range(n)])
     shots = {"shots": 2, "shots_file": "b.jsonl"}
 
@@ -292,6 +304,41 @@ def test_too_few_examples_are_refused_with_their_subject(rows, n_examples, what,
     assert said(shots=4).startswith(
         f"{tmp_path}/b.jsonl: has {sum(n_examples.values())} examples, task t takes 4; add"
     )
+
+
+def test_rows_that_an_example_of_their_prompt_solves_are_not_asked(tmp_path, caplog):
+    """Of equal questions with other right options, and of examples beyond the shots, there is none."""
+
+    def row(question, label=0, subject="law"):
+        return {"question": question, "choices": ["a", "b"], "label": label, "subject": subject}
+
+    rows = [row("x"), row("x", 1), row("y"), row("z"), row("y", subject="art")]
+    examples = [row("x"), {**row("y"), "choices": ["a", "c"]}, row("z"), *[row("v", 0, "art")] * 2]
+    written(tmp_path / "a.jsonl", rows)
+    written(tmp_path / "b.jsonl", examples)
+    shots = {"shots": 2, "shots_file": "b.jsonl", "shots_of": "subject"}
+    own = suite_file(tmp_path / "own.yaml", t={**CHOICES, **shots})
+
+    (prepared,) = prepared_suite.prepare([own], tmp_path, limit=2)
+
+    assert prepared.rows["t"] == ([row("x", 1), row("z")], examples)
+    assert prepared_suite.prepare([own], tmp_path)[0].most_rows == 3
+    assert "rows of a.jsonl that the examples of b.jsonl solve are not asked: 2 of 5" in caplog.text
+
+    written(tmp_path / "a.jsonl", [row("x"), row("y")])
+    with pytest.raises(DataError, match="task t: the examples of b.jsonl solve every row of a.jso"):
+        prepared_suite.prepare([own], tmp_path)
+
+
+def test_a_suite_may_take_its_examples_from_what_it_asks(tmp_path):
+    rows = [{"question": f"q{n}", "answers": [f"a{n}"]} for n in range(6)]
+    written(tmp_path / "a.jsonl", rows)
+    task = {"file": "a.jsonl", "origin": "Here", "kind": "answer", "prompt": "{{question}}"}
+    own = suite_file(tmp_path / "own.yaml", t={**task, "shots": 2, "shots_file": "a.jsonl"})
+
+    (prepared,) = prepared_suite.prepare([own], tmp_path)
+
+    assert prepared.rows["t"] == (rows[2:], rows)
 
 
 @pytest.mark.parametrize(
@@ -456,7 +503,8 @@ def test_three_options_where_the_task_has_four(name, task, tmp_path):
     row = {"subject": "art", "question": "Who?", "choices": list("abcd"), "label": 1}
     for one in suite.load(name).tasks:
         for file in filter(None, (one.file, one.shots_file)):
-            written(tmp_path / file, [{**row, "answers": ["b"]}] * 5)
+            question = f"Who, in {file}?"
+            written(tmp_path / file, [{**row, "question": question, "answers": ["b"]}] * 5)
     written(tmp_path / "mmlu_sample.jsonl", [row, {**row, "choices": list("abc")}])
 
     with pytest.raises(DataError) as raised:
@@ -519,6 +567,7 @@ def test_forms_of_mmlu(form, ending, tmp_path):
         ("csv", "q,a,b,c,d,\n", "1: label must lie in 0..3, got ''"),
         ("csv", "q,,b,c,d,A\n", "1: choices must be a list of texts"),
         ("csv", "", ": holds no row"),
+        ("csv", 'q,a,b,c,d,A\nr,a,b,c,d,"A\ns,a,b,c,d,A\n', "2: the row that begins here and is"),
         (
             "jsonl",
             '{"question": "q", "A": "x", "B": "y", "answer": "C"}',
@@ -545,6 +594,7 @@ def test_bad_rows_of_mmlu(name, text, what, tmp_path):
         ({"mine": {**CHOICES, "prompt": ""}}, "mine: prompt must be given"),
         ({"mine": {**CHOICES, "delimiter": ""}}, "mine: delimiter must be left out"),
         ({"mine": {**CHOICES, "shots_delimiter": " "}}, "mine: shots_delimiter must be left out"),
+        ({"mine": {**CHOICES, "whole_line": True}}, "mine: whole_line must be left out"),
     ],
 )
 def test_a_suite_written_wrongly(tasks, what, tmp_path):

@@ -10,6 +10,7 @@ from torch import nn
 from workloads.architectures import dense, memory_plus, moe, pythia
 from workloads.checkpoint.huggingface import folder
 from workloads.data.tokenizer import train
+from workloads.decoding.decoder import NotANumberError
 from workloads.evaluation import text_model
 from workloads.evaluation.harness_model import HarnessModel
 from workloads.evaluation.text_model import TextModel
@@ -209,23 +210,24 @@ def test_a_prompt_that_is_cut_counts_once(tokenizer):
     assert len(ours.cut_prompts) == 2
 
 
-@pytest.mark.parametrize("own", [None, "experts choose"])
-def test_what_one_rank_refuses_all_refuse(own):
+@pytest.mark.parametrize("kind", [ValueError, NotANumberError])
+def test_what_one_rank_refuses_all_refuse(kind):
     """Else those without a batch of their own would wait for it."""
+    told = []
 
-    def gathered(value):
-        assert value == own
-        return [value, "experts of another rank choose"]
+    def of_rank_0(value):
+        told.append(value)
+        return [value, None]
 
-    world = SimpleNamespace(all_gather_objects=gathered)
+    def passes(gathered, error=None):
+        with text_model._refused_together(SimpleNamespace(all_gather_objects=gathered)):
+            if error is not None:
+                raise error
 
-    def passes():
-        with text_model._refused_together(world):
-            if own is not None:
-                raise ValueError(own)
-
-    with pytest.raises(ValueError, match=own or "experts of another rank choose"):
-        passes()
+    with pytest.raises(kind, match="experts choose"):
+        passes(of_rank_0, kind("experts choose"))
+    with pytest.raises(kind, match="experts choose"):
+        passes(lambda value: [*told, value])
 
 
 def test_no_room_for_a_prompt_is_refused(tokenizer):

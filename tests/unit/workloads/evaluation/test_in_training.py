@@ -9,9 +9,10 @@ from unittest.mock import Mock
 import pytest
 
 from workloads.architectures import dense, moe
+from workloads.decoding.decoder import NotANumberError
 from workloads.evaluation import in_training
 from workloads.evaluation.measure import measure, prepare
-from workloads.evaluation.text_model import NotANumberError, TextModel, text_model
+from workloads.evaluation.text_model import TextModel, text_model
 from workloads.training.rank_job import RankJob
 from workloads.training.train import run
 from workloads.training.trained_model import load_trial

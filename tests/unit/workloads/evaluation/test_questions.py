@@ -1,6 +1,7 @@
 """Questions with short answers: files, splits and prompts; numbers against the harness's own."""
 
 import gzip
+import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -140,6 +141,34 @@ def test_answers_are_decoded_up_to_the_end_of_the_line(model, tmp_path, monkeypa
     assert prompts[0].text == f"{asked.preamble}Q: Where is Warsaw?\nA:"
 
 
+@pytest.mark.parametrize("answer", ["A", "An", "The The", "?", "+"])
+def test_silence_is_no_answer(answer):
+    """SQuAD's normalisation leaves nothing of an answer without words."""
+    others = {"", "!", " ", "the", "."}
+    assert not any(questions.is_match(said, [answer]) for said in others)
+    assert questions.is_match(f" {answer.upper()}\n", [answer])
+    assert questions.is_match("a.", ["A"])
+
+
+def test_records_of_answers_without_words_are_measured_anew(tmp_path):
+    """Other records stand: their digests are as before silence was no answer."""
+    asked = questions.read(written(tmp_path / "qa.jsonl", [*EXAMPLES, *ROWS]))
+    bare = replace(asked, asked=(*asked.asked, Question("Which grade?", ("A", "the best"))))
+
+    for one, equal in ((asked, True), (bare, False)):
+        content = repr((one.examples, one.asked, questions.MAX_TOKENS))
+        assert (one.digest == hashlib.sha256(content.encode()).hexdigest()) == equal
+
+
+def test_spaces_around_answers_are_not_asked(tmp_path):
+    rows = [
+        {"question": "a?", "answer": " Lee ", "aliases": ["Lee", "Bo\n"]},
+        {"question": "b?", "answers": ["Cy", "\tCy"]},
+    ]
+    found = questions.read(written(tmp_path / "qa.jsonl", rows))
+    assert [one.answers for one in found.asked] == [("Lee", "Bo"), ("Cy",)]
+
+
 def test_a_model_that_knows_answers_is_right(tmp_path):
     """Greedy answers of a model that was trained on nothing but one question."""
     rows = [{"question": "a?", "answer": "b", "split": "x"}, {"question": "c?", "answer": "d"}]
@@ -199,7 +228,8 @@ def test_costs_are_those_of_what_is_read(model, tmp_path):
 @given(st.text(st.sampled_from("aAnthe THE.,!-' \t\nÉß1") | st.characters(), max_size=30))
 def test_answers_are_normalised_as_squad_does(text):
     theirs = pytest.importorskip("lm_eval.tasks.qasper.metrics").normalize_answer
-    assert questions.normalised(text) == theirs(text)
+    assert questions.normalised(text) == theirs(text) or not theirs(text)
+    assert bool(questions.normalised(text)) == bool(text.split())
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,18 @@ def test_states_are_forgotten_and_keep_their_place():
     assert kept.tolist() == [[2, 2, 2]]
 
 
+def test_what_was_forgotten_multiplies_nothing():
+    cache = Cache(1, 3)
+    cache.layer(0).append("key", torch.full((1, 2, 1), torch.nan), dim=1, positions=None)
+    cache.advance(2)
+
+    cache.clear()
+    cache.layer(0).append("key", torch.ones(1, 1, 1), dim=1, positions=None)
+
+    # Attention multiplies what lies behind its mask by zero.
+    assert cache.layer(0).tensors["key"].flatten().tolist() == [1, 0, 0]
+
+
 def test_more_than_there_is_room_for_is_refused():
     cache = Cache(1, 4)
     cache.advance(3)

@@ -238,3 +238,37 @@ def test_quoted_cells_hold_commas_and_line_ends_and_mistakes_have_their_line(tmp
     path.write_text("name,party\nAnn,Green\n")
     (mistake,) = mistakes(path, columns=WIDE)
     assert mistake.startswith("p.csv:1: the header has no column born_in; it has 'name', 'party';")
+
+
+NAN = float("nan")
+
+
+def test_nan_is_an_empty_cell(tmp_path):
+    """As pandas writes it into JSON."""
+    path = tmp_path / "f.jsonl"
+    path.write_text(
+        "\n".join(
+            json.dumps(row)
+            for row in (
+                {"name": "a", "born": NAN, "party": "Red"},
+                {"name": "b", "born": 1901.0, "party": NAN},
+                {"name": "nan", "born": "nan", "party": NAN},
+            )
+        )
+    )
+    wide = FactColumns(
+        subject="name", relation=None, object="object", as_relations=("born", "party")
+    )
+    found = [(f.subject, f.relation, *f.answers) for f in read(path, columns=wide)[0]]
+    assert found == [("a", "party", "Red"), ("b", "born", "1901.0"), ("nan", "born", "nan")]
+
+    rows = (
+        {"subject": "a", "relation_id": "r", "relation": NAN, "object": 1, "all_objects": [1, NAN]},
+        {"subject": "b", "relation_id": "r", "object": 2, "all_objects": NAN},
+    )
+    path.write_text("\n".join(map(json.dumps, rows)))
+    facts, _ = read(path)
+    assert [(f.relation_name, f.answers) for f in facts] == [("r", ("1",)), ("r", ("2",))]
+
+    path.write_text(json.dumps({"subject": "a", "relation": "r", "object": NAN}))
+    assert mistakes(path) == ["f.jsonl:1: object is empty; fill it in or delete the row"]

@@ -3,13 +3,16 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from workloads.data.preparation import prepare as preparing
 from workloads.data.preparation import tokenise
 from workloads.data.preparation.manifest import TokenManifest, load_split
 from workloads.data.preparation.prepare import prepare
@@ -154,6 +157,142 @@ def test_a_killed_run_goes_on_and_writes_the_same_bytes(sources, tmp_path):
     assert "going on after" in done.stdout
     run(out, *sources)
     assert contents(out) == contents(tmp_path / "alone")
+
+
+HELD = """
+import sys, time
+from pathlib import Path
+from workloads.data.preparation import tokenise
+from workloads.data.preparation.prepare import prepare
+from workloads.data.preparation.request import PrepareRequest
+
+tokenise._BATCH_CHARS, tokenise.COMMIT_BYTES = 2_000, 5_000
+out, go, tokenizer, *sources = sys.argv[1:]
+save = tokenise.Progress.save
+
+
+def saved(self, folder):
+    save(self, folder)
+    while not Path(go).exists():
+        time.sleep(0.01)
+
+
+tokenise.Progress.save = saved
+request = PrepareRequest(sources=tuple(sources), out=Path(out), tokenizer=tokenizer, valid_share=0.1, workers=1)
+prepare(request, print)
+"""
+
+
+def test_a_second_run_waits_for_the_first(sources, tmp_path):
+    first = run(tmp_path / "alone", *sources)
+    out, go = tmp_path / "out", tmp_path / "go"
+    command = [sys.executable, "-c", HELD, str(out), str(go), TRAINED[0], *sources]
+    other = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while not (out / "progress.json").exists():
+            assert other.poll() is None
+            time.sleep(0.01)
+        said: list[str] = []
+
+        def log(line: str) -> None:
+            said.append(line)
+            go.touch()
+
+        asked = {"tokenizer": TRAINED[0], "valid_share": 0.1, "workers": 1}
+        assert prepare(PrepareRequest(sources=sources, out=out, **asked), log) == first
+        assert other.wait(timeout=60) == 0
+    finally:
+        other.kill()
+    assert said[0] == f"waiting: another process prepares {out}"
+    assert said[-1] == f"{out} is complete already"
+    assert contents(out) == contents(tmp_path / "alone")
+
+
+def test_a_folder_beside_which_nothing_can_be_locked_is_one_sentence(sources, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"file/out\.lock: cannot be locked \(.*; let --out lie in"):
+        run(tmp_path / "file" / "out", *sources)
+
+
+def test_shards_of_another_size_than_recorded_get_no_manifest(sources, tmp_path, monkeypatch):
+    def torn(folder, *args, **kwargs):
+        done = tokenise.tokenise(folder, *args, **kwargs)
+        with (folder / "train-00000.bin").open("r+b") as shard:
+            shard.truncate(1_000)
+        return done
+
+    monkeypatch.setattr(preparing, "tokenise", torn)
+    with pytest.raises(DataError, match=r"train-00000\.bin: has 1,000 bytes"):
+        run(tmp_path / "out", *sources)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def fail(out: Path) -> None:
+    """Leave an attempt that came to nothing."""
+    bad = out.with_name("bad.jsonl")
+    bad.write_text('{"body": "a"}\n')
+    with pytest.raises(DataError, match="has no field 'text'"):
+        run(out, str(bad), tokenizer="bpe:300")
+    assert (out / "request.json").exists()
+
+
+def test_what_somebody_put_beside_a_failed_attempt_stays(sources, tmp_path):
+    out = tmp_path / "out"
+    fail(out)
+    (out / "llama.json").write_bytes(Path(TRAINED[0]).read_bytes())
+    (out / "notes").mkdir()
+    with pytest.raises(DataError, match=r"and llama\.json, notes, which is not of it; move that"):
+        run(out, *sources)
+    (out / "notes").rmdir()
+    # A name of ours is theirs too, if they name it.
+    (out / "llama.json").rename(out / "tokenizer.json")
+    with pytest.raises(DataError, match=r"and tokenizer\.json, which is not of it"):
+        run(out, *sources, tokenizer=str(out / "tokenizer.json"))
+    assert (out / "tokenizer.json").read_bytes() == Path(TRAINED[0]).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"request\.json: is not JSON"),
+        ('{"my": "api request"}', "another program"),
+        ("[]", "another program"),
+    ],
+)
+def test_a_request_that_is_not_ours_is_kept(sources, tmp_path, content, message):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "request.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        run(tmp_path / "out", *sources)
+    assert contents(tmp_path / "out") == {"request.json": content.encode()}
+
+
+def test_a_file_that_several_sources_name_is_read_once(sources, tmp_path):
+    (tmp_path / "link.jsonl").symlink_to(sources[0])
+    named = (sources[0], str(tmp_path / "?.jsonl*"), str(tmp_path / "link.jsonl"))
+    assert run(tmp_path / "x", *named) == run(tmp_path / "y", *sources)
+
+
+def word_level(path: Path, *words: str) -> str:
+    vocabulary = {word: number for number, word in enumerate(("[UNK]", "[SEP]", *words))}
+    model = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    model.save(str(path))
+    return str(path)
+
+
+def test_a_tokenizer_without_tokens_for_the_text_is_refused(tmp_path):
+    words = tmp_path / "words.jsonl"
+    words.write_text(
+        "".join(json.dumps({"text": f"{'up and down ' * 70}{i}"}) + "\n" for i in range(90))
+    )
+    short = word_level(tmp_path / "t.json", "up", "and")
+    with pytest.raises(DataError, match=r"t\.json: has no tokens for 33\.\d% of the text"):
+        run(tmp_path / "out", str(words), tokenizer=short)
+    told: list[str] = []
+    asked = {"tokenizer": word_level(tmp_path / "t.json", "up", "and", "down"), "valid_share": 0.1}
+    prepare(PrepareRequest(sources=(str(words),), out=tmp_path / "out", **asked), told.append)
+    assert "tokenizer: has no tokens for 0.47% of the text" in "\n".join(told)
 
 
 def test_the_same_again_does_nothing_and_another_corpus_is_refused(sources, tmp_path):

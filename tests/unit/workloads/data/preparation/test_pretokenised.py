@@ -52,6 +52,14 @@ def test_tokens_are_taken_as_they_are(tmp_path, kind):
     assert np.fromfile(out / index_name("valid"), dtype="<i8").tolist() == ([100] if known else [])
 
 
+@pytest.mark.parametrize("name", ["t.bin.gz", "t.npy.zst"])
+def test_compressed_tokens_are_refused(tmp_path, name):
+    TOKENS.astype(np.uint16).tofile(tmp_path / name)
+    request = PrepareRequest(sources=(str(tmp_path / name),), out=tmp_path / "out", vocab_size=300)
+    with pytest.raises(DataError, match=f"SOURCE: .*{name} is compressed, .*; unpack it first"):
+        prepare(request, print)
+
+
 def test_ids_beyond_the_vocabulary_are_refused_with_their_place(tmp_path):
     path = write(tmp_path / "t.bin", "bin")
     with pytest.raises(DataError, match=r"t\.bin: token 299 is 299, vocab_size is 299; raise"):

@@ -108,6 +108,16 @@ def test_usage_of_one_slot_only():
     assert report["effective_rows"] == 1.0
 
 
+def test_a_token_whose_weights_are_all_zero_has_no_effective_row():
+    usage = MemoryUsage(8)
+
+    usage.record(torch.arange(4).view(2, 2), torch.tensor([[0.5, 0.5], [0.0, 0.0]]))
+    report = usage.report()
+
+    assert report["effective_rows"] == (2 + 0) / 2
+    assert report["top1_weight"] == (0.5 + 0) / 2
+
+
 def test_a_slot_read_with_a_vanishing_weight_counts_as_read():
     usage = MemoryUsage(2)
 
