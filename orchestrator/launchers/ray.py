@@ -48,7 +48,7 @@ from orchestrator.launchers.ray_reservations import RayReservation, ReservationP
 from orchestrator.launchers.ray_supervisors import Supervisor, SupervisorPool
 from orchestrator.node.early_fork_server import EarlyForkServer
 from orchestrator.node.fork_server_process import START_TIMEOUT_S
-from orchestrator.node.hardware import usable_cores
+from orchestrator.node.hardware import chosen_gpus, usable_cores
 from orchestrator.node.warm_interpreter import WarmInterpreter
 from orchestrator.records.errors import ExperimentError
 from orchestrator.records.processes import ProcessId
@@ -131,8 +131,8 @@ class RayLauncher:
             address: Of an existing cluster: `HOST:PORT`, or `auto`; this machine is one of its
                 nodes. None starts one on this machine.
             cpus: Cores of the embedded cluster; None is all this process may use.
-            gpus: GPUs of the embedded cluster; None is what Ray finds. Tests may say more than
-                there are.
+            gpus: GPUs of the embedded cluster; None is those of CUDA_VISIBLE_DEVICES, or what Ray
+                finds where that is not set. Tests may say more than there are.
             job: The job function that will be launched; decides what the fork servers import.
             code: Folder that supervisors and ranks import from; None: where this program is.
             priority: Among the sweeps of an existing cluster.
@@ -177,7 +177,10 @@ class RayLauncher:
             self._ray_environment.save()
             log_errors(self._sweep.path.absolute() / "nodes" / "ray.log")
             if self._address is None:
-                start_cluster(self._ray_environment, environment, cpus=self._cpus, gpus=self._gpus)
+                chosen = chosen_gpus()
+                # Ray's own count takes "-1" for a GPU, and two parts (MIG) of one GPU for one.
+                gpus = len(chosen) if self._gpus is None and chosen is not None else self._gpus
+                start_cluster(self._ray_environment, environment, cpus=self._cpus, gpus=gpus)
             else:
                 ping(self._address)
                 join(self._address, self._code)

@@ -176,4 +176,5 @@ def _place(nodes: Sequence[Node], bundles: Sequence[tuple[float, float]]) -> Pla
 
 def _gpu_ids() -> list[str]:
     """Return the GPUs of the bundle that this runs in."""
-    return [str(gpu) for gpu in ray.get_gpu_ids()]
+    # Ray keeps the blanks of CUDA_VISIBLE_DEVICES="2, 3".
+    return [str(gpu).strip() for gpu in ray.get_gpu_ids()]

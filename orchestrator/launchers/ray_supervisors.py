@@ -228,7 +228,7 @@ class SupervisorPool:
         """
         node, host = starting.node, starting.node.host
         try:
-            _, (process, visible), memory, versions = ray.get(list(starting.introduction))
+            _, (process, chosen), memory, versions = ray.get(list(starting.introduction))
         except RayTaskError as error:
             ray.kill(starting.actor)
             raise ExperimentError(f"node {host}: {error.cause}") from error
@@ -245,8 +245,9 @@ class SupervisorPool:
                 f"node {host}: has {wrong}, so its numbers would not compare; install the same "
                 "versions there, or submit from an environment like its own"
             )
-        if len(visible) >= len(node.gpus):
+        if chosen is not None:
             # Ray names GPUs as CUDA_VISIBLE_DEVICES of its own start does: not always 0, 1, 2 …
-            node = replace(node, gpus=tuple(visible[: len(node.gpus)]))
+            # It also counts what is none there, as in "2,3," and "-1": others' GPUs are not ours.
+            node = replace(node, gpus=tuple(chosen[: len(node.gpus)]))
         node = replace(node, gpu_memory_bytes=memory if node.gpus else None)
         return Supervisor(actor=starting.actor, node=node, process=ProcessId.from_json(process))

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from orchestrator.node.compute_variables import set_for_computing
 from orchestrator.node.hardware import visible_gpus
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.errors import ExperimentError
@@ -289,7 +290,7 @@ def arguments(job: str, compiler: Sequence[str]) -> list[str]:
 
 def process_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return all variables of a fork server: those of this process, its own, and these."""
-    return {
+    variables = {
         **with_code(None, os.environ),
         # Libraries size thread pools when they are imported; here there must be none.
         **dict.fromkeys(_THREADS, "1"),
@@ -298,6 +299,8 @@ def process_environment(environment: Mapping[str, str]) -> dict[str, str]:
         **COMPILER_ENVIRONMENT,
         **environment,
     }
+    set_for_computing(variables)
+    return variables
 
 
 def compiler_modules(job: str) -> Sequence[str]:

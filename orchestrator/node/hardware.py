@@ -1,9 +1,10 @@
 """Hardware of this process: cores of its container, visible GPUs, their memory."""
 
+import contextlib
 import os
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import psutil
@@ -12,20 +13,47 @@ from orchestrator.records.usable_gpus import gpu_ids
 
 
 def usable_cores() -> int:
-    """Return the cores of the CPU affinity, or the cgroup's quota if that is less."""
+    """Return the cores of the CPU affinity, or the quota of its cgroups if that is less."""
     cores = len(os.sched_getaffinity(0))
     quota = _cgroup_cores()
     return cores if quota is None else max(1, min(cores, int(quota)))
 
 
-def _cgroup_cores(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Return the CPU quota of cgroup v2 (cpu.max) or v1 (cpu.cfs_quota_us), None without one."""
+def _cgroup_cores(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """Return the smallest CPU quota of this process's cgroup and its parents, None without one."""
+    quotas = [_quota(folder) for folder in _cgroups(root, own)]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _cgroups(root: Path, own: Path) -> Iterator[Path]:
+    """Yield the folders of this process's cgroups, v2 and v1, each with its parents.
+
+    One that lies outside its container is not there, and only the container's root is read.
+    """
+    paths = {root: "/", root / "cpu": "/"}
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                paths[root] = path
+            elif "cpu" in controllers.split(","):
+                paths[root / "cpu"] = path
+    for mount, path in paths.items():
+        below = PurePosixPath(path.lstrip("/"))
+        for folder in (below, *below.parents):
+            yield mount / folder
+
+
+def _quota(cgroup: Path) -> float | None:
+    """Return the cores of cpu.max (cgroup v2) or cpu.cfs_quota_us (v1), None without a quota."""
     try:
-        quota, period = (root / "cpu.max").read_text().split()
+        quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):
         try:
-            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()
-            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+            quota = (cgroup / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu.cfs_period_us").read_text().strip()
         except OSError:
             return None
     if quota in ("max", "-1"):
@@ -41,11 +69,17 @@ def visible_gpus(
     Without that variable: 0..n-1 for the n device files of the NVIDIA driver. Asking CUDA itself
     would initialise it, after which ranks cannot be forked.
     """
-    chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    chosen = chosen_gpus(environment)
     if chosen is not None:
-        return gpu_ids(chosen)
+        return chosen
     found = [path for path in devices.iterdir() if re.fullmatch(r"nvidia\d+", path.name)]
     return tuple(str(i) for i in range(len(found)))
+
+
+def chosen_gpus(environment: dict[str, str] | None = None) -> tuple[str, ...] | None:
+    """Return the ids in CUDA_VISIBLE_DEVICES, None where it is not set."""
+    chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
+    return None if chosen is None else gpu_ids(chosen)
 
 
 def gpu_environment(gpus: Sequence[str]) -> dict[str, str]:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from orchestrator.node import mps_guard, private_folder
+from orchestrator.node.compute_variables import set_for_computing
 from orchestrator.records.errors import ExperimentError
 
 LOG = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class MpsDaemon:
             [sys.executable, "-I", "-S", mps_guard.__file__, program, str(private.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=_variables(),
             # The lock lasts as long as the guard, which deletes the folder.
             pass_fds=[private.lock],
             process_group=0,
@@ -105,7 +107,7 @@ class MpsDaemon:
 
     def _try_client(self, gpu: str, timeout_s: float) -> str | None:
         assert self._folder is not None, "the daemon runs"
-        environment = {**os.environ, **mps_guard.environment(self._folder)}
+        environment = {**_variables(), **mps_guard.environment(self._folder)}
         try:
             client = subprocess.run(
                 [sys.executable, "-I", "-S", "-c", self._client],
@@ -120,3 +122,10 @@ class MpsDaemon:
         if client.returncode == 0:
             return None
         return (client.stderr.strip().splitlines() or [f"exit status {client.returncode}"])[-1]
+
+
+def _variables() -> dict[str, str]:
+    """Return the variables of the daemon and its first client: they number GPUs as ranks do."""
+    variables = dict(os.environ)
+    set_for_computing(variables)
+    return variables

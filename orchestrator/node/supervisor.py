@@ -20,6 +20,7 @@ from orchestrator.node.checkpoint_progress import CheckpointProgress
 from orchestrator.node.fork_server_process import ForkServerProcess
 from orchestrator.node.hang_detection import HangDetector
 from orchestrator.node.hardware import (
+    chosen_gpus,
     gpu_environment,
     gpu_memory_bytes,
     network_environment,
@@ -193,9 +194,9 @@ class NodeSupervisor:
             self._mps.environment(gpus[0])
         return self._fork_server.wait_until_ready()
 
-    def describe(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the ProcessId of this process, as JSON, and the ids of the GPUs it sees."""
-        return ProcessId.own().to_json(), visible_gpus()
+    def describe(self) -> tuple[dict[str, Any], tuple[str, ...] | None]:
+        """Return the ProcessId of this process, as JSON, and `chosen_gpus` of its node."""
+        return ProcessId.own().to_json(), chosen_gpus()
 
     def installed(self) -> dict[str, str]:
         """Return the versions of Python and of packages that can change a result."""

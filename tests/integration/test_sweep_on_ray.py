@@ -55,7 +55,7 @@ def folders_of_ray():
 
 
 def test_sweep_with_shares_of_gpus(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7,")
     before, on_sigterm = dict(os.environ), signal.getsignal(signal.SIGTERM)
     sweep = SweepDir(tmp_path / "s")
     sweep.path.mkdir()

@@ -20,7 +20,32 @@ def test_quota_of_a_container(tmp_path, files, cores):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    assert hardware._cgroup_cores(tmp_path) == cores
+    assert hardware._cgroup_cores(tmp_path, tmp_path / "no /proc") == cores
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "cores"),
+    [
+        ("0::/a.slice/b", {"a.slice/b/cpu.max": "100000 100000"}, 1.0),
+        ("0::/a.slice/b", {"a.slice/cpu.max": "50000 100000", "a.slice/b/cpu.max": "max 1"}, 0.5),
+        ("0::/a.slice/b", {"cpu.max": "2 1", "a.slice/cpu.max": "3 1", "else/cpu.max": "1 1"}, 2.0),
+        # The path is the host's and the files are the container's.
+        ("0::/docker/1f2e", {"cpu.max": "200000 100000"}, 2.0),
+        ("0::/../b", {"cpu.max": "max 100000"}, None),
+        (
+            "9:memory:/m\n4:cpu,cpuacct:/job/step\n1:name=systemd:/s\n0::/",
+            {"cpu/job/cpu.cfs_quota_us": "300000", "cpu/job/cpu.cfs_period_us": "100000"},
+            3.0,
+        ),
+    ],
+)
+def test_quotas_of_the_own_cgroup_and_its_parents_count(tmp_path, own, files, cores):
+    (tmp_path / "own").write_text(own + "\n")
+    for name, text in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text + "\n")
+
+    assert hardware._cgroup_cores(tmp_path / "fs", tmp_path / "own") == cores
 
 
 @pytest.mark.parametrize(("quota", "usable"), [(None, 4), (1.5, 1), (0.2, 1), (64.0, 4)])

@@ -20,6 +20,7 @@ import os, pathlib, sys, time
 pipes = pathlib.Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"])
 if sys.argv[1:] == ["-f"]:
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     (pipes / "pid").write_text(str(os.getpid()))
     (pipes / "control").touch()
     while not (pipes / "quit").exists():
@@ -38,6 +39,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setattr(private_folder, "safe_root", lambda: root)
     monkeypatch.delenv(PIPES, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     return root
 
 
