@@ -38,6 +38,9 @@ class DirectTrial:
 
         It may be killed at any moment: the next job of the trial, or this one when Slurm starts it
         again, goes on from the last checkpoint.
+
+        Raises:
+            SlurmError: If the job does not hold the trial; the job fails by it.
         """
         logging.basicConfig(level=logging.INFO)
         sweep = SweepDir(Path(self.sweep))
@@ -57,13 +60,16 @@ class DirectTrial:
         )
         with job_environment.notices(lambda number: controller.stop(Outcome.PREEMPTED)) as came:
             try:
-                controller.run()
+                status = controller.run()
             except BusyError as error:
                 LOG.warning("%s", error)
                 return "busy"
             state = trial.state()
             if came and state is TrialState.WAITING and job_environment.requeue_job():
                 return "requeued"
+        if state is TrialState.WAITING and not came:
+            why = "; ".join(trial.wait for trial in status.trials)
+            raise SlurmError(f"trial {self.trial_id} cannot run in its job: {why}")
         return str(state)
 
 
@@ -75,20 +81,37 @@ class JobSize:
     gpus: int
 
 
+class PartlyRefusedError(SlurmError):
+    """Slurm has taken some jobs of a submission, and refused others."""
+
+    def __init__(self, error: SlurmError, *, job_ids: Sequence[str], jobs: int) -> None:
+        """Keep the jobs that are queued.
+
+        Args:
+            error: What sbatch said.
+            job_ids: Of the jobs that it took.
+            jobs: How many were to be submitted.
+        """
+        super().__init__(
+            f"{error}; {len(job_ids)} of {jobs} jobs are queued and go on; "
+            "submit again for the others once these have ended"
+        )
+        self.job_ids = job_ids
+
+
 def job_size(spec: TrialSpec, partition: Partition) -> JobSize:
     """Return what the job of a trial asks for; a fraction of a GPU becomes one, as Slurm needs it.
 
     Raises:
         SlurmError: If no node of the partition has that much.
     """
-    node = Demand(cpus=partition.cpus, gpus=float(partition.gpus))
-    demand = autoscaler.demand_of(spec.resources, node)
+    best = Demand(cpus=0, gpus=float(partition.most_gpus))
+    demand = autoscaler.demand_of(spec.resources, best)
     needs = JobSize(cpus=demand.cpus, gpus=math.ceil(demand.gpus))
-    if needs.gpus > partition.gpus:
+    if not partition.kinds_with(cpus=needs.cpus, gpus=needs.gpus):
         raise SlurmError(
-            f"trial {spec.trial_id}: needs {needs.gpus} GPUs on one node; "
-            f"nodes of partition {partition.name} have {partition.gpus}; "
-            "choose another --partition, or lower resources.gpus"
+            f"trial {spec.trial_id}: needs {demand} on one node; {partition}; "
+            "choose another --partition, or lower resources"
         )
     return needs
 
@@ -110,6 +133,10 @@ def submit(
 
     Trials that ask for the same go into one array, longest predicted first, at most `array_size` to
     an array. Jobs import from `code`, by default from where this very program lies.
+
+    Raises:
+        PartlyRefusedError: If sbatch refuses an array when it has taken others.
+        SlurmError: If it refuses the first.
     """
     unique = {spec.trial_id: spec for spec in specs}
     groups: dict[JobSize, list[TrialSpec]] = {}
@@ -130,15 +157,20 @@ def submit(
                 )
                 for spec in part
             ]
-            ids = submitit_adapter.submit(
-                calls,
-                name=f"memscale-{sweep.name}",
-                folder=job_records.folder(sweep).absolute() / "submitit",
-                request=request,
-                cpus=needs.cpus,
-                gpus=needs.gpus,
-                code=code,
-            )
+            try:
+                ids = submitit_adapter.submit(
+                    calls,
+                    name=f"memscale-{sweep.name}",
+                    folder=job_records.folder(sweep).absolute() / "submitit",
+                    request=request,
+                    cpus=needs.cpus,
+                    gpus=needs.gpus,
+                    code=code,
+                )
+            except SlurmError as error:
+                if not sent:
+                    raise
+                raise PartlyRefusedError(error, job_ids=sent, jobs=len(unique)) from error
             job_records.record(
                 sweep,
                 ids,

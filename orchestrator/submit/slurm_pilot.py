@@ -13,19 +13,17 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.control.loop import Controller
 from orchestrator.launchers.ray_watchdog import OWNER
 from orchestrator.launchers.slurm import commands, job_environment, job_records, submitit_adapter
-from orchestrator.launchers.slurm.commands import SlurmError
 from orchestrator.launchers.slurm.head_address import HeadAddressFile
 from orchestrator.launchers.slurm.launcher import FREE, PilotLauncher
 from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.launchers.slurm.ray_bootstrap import RayNode
-from orchestrator.node.supervisor import STOP_TIMEOUT_S
 from orchestrator.records.errors import BusyError
 from orchestrator.records.processes import ProcessId, pids_with_environment
 from orchestrator.records.rank_registry import TRAIN, registered
@@ -40,6 +38,8 @@ WITHOUT_RAY_S = 40.0
 """How long a pilot may take to stop after SIGTERM; Ray ends what has lost its head for 60 s."""
 LET_GO_S = 20.0
 """How long a leaving node waits for the controller to let go of it."""
+ENDING_S = LET_GO_S + 5.0
+"""What a leaving node keeps of its notice for that, and for ending Ray."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class HeadPilot:
             generation=f"{own}/{os.environ.get('SLURM_RESTART_COUNT', '0')}",
         )
         if job_environment.node_rank() > 0:
-            return _follow(SweepDir(Path(self.sweep)), head_address, alone=False)
+            return _follow(SweepDir(Path(self.sweep)), head_address)
         return self._lead(own, head_address)
 
     def _lead(self, own: str, head_address: HeadAddressFile) -> str:
@@ -84,7 +84,7 @@ class HeadPilot:
                 cpus=request.cpus or job_environment.cores(), gpus=float(self.gpus_per_node)
             ),
             max_nodes=request.max_nodes,
-            ask=lambda n: self._ask(n, sweep, head_address, request),
+            ask=lambda n, avoid: self._ask(n, avoid, sweep, head_address, request),
             job=self.job,
         )
         controller = Controller(
@@ -134,12 +134,23 @@ class HeadPilot:
         return "trials left" if left else "no trial left"
 
     def _ask(
-        self, n: int, sweep: SweepDir, head_address: HeadAddressFile, request: SlurmOptions
+        self,
+        n: int,
+        avoid: Sequence[str],
+        sweep: SweepDir,
+        head_address: HeadAddressFile,
+        request: SlurmOptions,
     ) -> list[str]:
-        """Submit further pilots; return their jobs."""
+        """Submit further pilots, on none of the nodes to avoid; return their jobs."""
         call = WorkerPilot(
-            sweep=self.sweep, folder=str(head_address.folder), generation=head_address.generation
+            sweep=self.sweep,
+            folder=str(head_address.folder),
+            generation=head_address.generation,
+            notice_s=request.notice_s,
         )
+        if avoid:
+            exclude = ",".join(filter(None, [request.options.get("exclude"), *avoid]))
+            request = replace(request, options={**request.options, "exclude": exclude})
         ids = submitit_adapter.submit(
             [call] * n,
             name=f"memscale-{sweep.name}+",
@@ -161,12 +172,14 @@ class WorkerPilot:
     sweep: str
     folder: str
     generation: str
+    notice_s: int
+    """Seconds between Slurm's signal and the end of the allocation."""
 
     def __call__(self) -> str:
         """Join, stay while wanted; return why it left."""
         logging.basicConfig(level=logging.INFO)
         head_address = HeadAddressFile(folder=Path(self.folder), generation=self.generation)
-        return _follow(SweepDir(Path(self.sweep)), head_address, alone=True)
+        return _follow(SweepDir(Path(self.sweep)), head_address, notice_s=self.notice_s)
 
 
 def _requeue_without_ray(own: str, head_address: HeadAddressFile) -> None:
@@ -177,20 +190,19 @@ def _requeue_without_ray(own: str, head_address: HeadAddressFile) -> None:
         *(own, head_address.folder.parents[1], own),
     )
     head_address.withdraw()
-    try:
-        job_environment.requeue_job()
-    except SlurmError as error:
-        LOG.error("job %s was not requeued: %s; submit again", own, error)
+    job_environment.requeue_job()
 
 
-def _follow(sweep: SweepDir, head_address: HeadAddressFile, *, alone: bool) -> str:
+def _follow(sweep: SweepDir, head_address: HeadAddressFile, *, notice_s: int | None = None) -> str:
     """Run a node of Ray while the head does.
 
     Args:
         sweep: Whose head it is.
         head_address: Of the head.
-        alone: Whether this allocation ends by itself; the head ends one that it shares.
+        notice_s: Seconds between Slurm's signal and the end of this allocation. None: the head
+            shares it, and ends it.
     """
+    alone = notice_s is not None
     label = f"{job_environment.job_id()}-{job_environment.node_rank()}"
     mark = head_address.draining / label
     with job_environment.notices(lambda number: None) as came:
@@ -206,19 +218,22 @@ def _follow(sweep: SweepDir, head_address: HeadAddressFile, *, alone: bool) -> s
                 time.sleep(LOOK_S)
             if not head_address.is_current():
                 return "the head has ended"
-            _leave(sweep, mark)
+            _leave(sweep, mark, notice_s=notice_s or 0)
             return "taken away" if came else "given back"
         finally:
             node.close()
             mark.unlink(missing_ok=True)
 
 
-def _leave(sweep: SweepDir, mark: Path) -> None:
-    """Have the ranks of this node checkpoint, and wait until the controller has let go of it."""
+def _leave(sweep: SweepDir, mark: Path, *, notice_s: int) -> None:
+    """Have the ranks of this node checkpoint, and wait until the controller has let go of it.
+
+    A rank has nearly the whole notice for that: killed before, it loses the checkpoint.
+    """
     mark.parent.mkdir(exist_ok=True)
     mark.touch()
     signalled: set[ProcessId] = set()
-    deadline = time.monotonic() + STOP_TIMEOUT_S
+    deadline = time.monotonic() + max(notice_s - ENDING_S, notice_s / 2)
     while (ranks := _ranks_here(sweep)) and time.monotonic() < deadline:
         for rank in ranks - signalled:
             with suppress(ProcessLookupError):

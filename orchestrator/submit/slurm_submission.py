@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from orchestrator.launchers.slurm.options import SlurmOptions
 from orchestrator.records.code_snapshot import with_code
 from orchestrator.records.rank_registry import TRAIN
 from orchestrator.records.sweep_dir import SweepDir, sweep_dir
-from orchestrator.records.trial_spec import TrialSpec
+from orchestrator.records.trial_spec import Resources, TrialSpec
 from orchestrator.scheduling.demand import Demand
 from orchestrator.submit import slurm_direct, slurm_pilot
 from orchestrator.submit.submission import Submission, SubmissionResult
@@ -35,6 +36,8 @@ class QueuedJobs:
     """To train."""
     queued_before: int
     """Of them: had a job of an earlier submission already."""
+    refused: str = ""
+    """What to know where Slurm refused some of the jobs; empty where it took all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,7 @@ class SlurmSubmission(Submission):
         """
         commands.require()
         submitit_adapter.require()
+        submitit_adapter.refuse_placeholders(self.sweep.path)
         partition = commands.partition(self.request.partition)
         sweep, todo = self.sweep, [t.spec for t in self.plan.readable if t.status != "done"]
         self._check(partition, todo)
@@ -125,23 +129,32 @@ class SlurmSubmission(Submission):
             return QueuedJobs(job_ids=(), trials=len(todo), queued_before=len(todo))
         with self.recorded(sweep) as record:
             left = _without_jobs(sweep, todo)  # another submission may have come first
-            ids = (
-                ()
-                if not left
-                else slurm_direct.submit(
-                    sweep,
-                    left,
-                    submission=record["number"],
-                    code=_code(record),
-                    request=self.request,
-                    partition=partition,
-                    array_size=commands.max_array_size(),
-                    cache=self._cache,
-                    predicted_s=self._predicted_s,
-                    job=self.job,
+            refused = ""
+            try:
+                ids: Sequence[str] = (
+                    ()
+                    if not left
+                    else slurm_direct.submit(
+                        sweep,
+                        left,
+                        submission=record["number"],
+                        code=_code(record),
+                        request=self.request,
+                        partition=partition,
+                        array_size=commands.max_array_size(),
+                        cache=self._cache,
+                        predicted_s=self._predicted_s,
+                        job=self.job,
+                    )
                 )
-            )
-        return QueuedJobs(job_ids=ids, trials=len(todo), queued_before=len(todo) - len(left))
+            except slurm_direct.PartlyRefusedError as error:
+                ids, refused = error.job_ids, str(error)
+        return QueuedJobs(
+            job_ids=ids,
+            trials=len(todo),
+            queued_before=len(todo) - len(left),
+            refused=refused,
+        )
 
     def _refuse_if_begun(self, sweep: SweepDir) -> None:
         super()._refuse_if_begun(sweep)
@@ -156,55 +169,77 @@ class SlurmSubmission(Submission):
     def _check(self, partition: Partition, todo: Sequence[TrialSpec]) -> None:
         """Refuse what Slurm would let wait forever, or refuse with fewer words."""
         request = self.request
-        if request.gpus is not None and request.gpus > partition.gpus:
+        if request.backend == "slurm-direct":
+            for spec in todo:
+                slurm_direct.job_size(spec, partition)
+            return
+        cpus, gpus = request.cpus or 0, request.gpus or 0
+        given = " ".join(
+            f"--{name} {number}" for name, number in (("cpus", cpus), ("gpus", gpus)) if number
+        )
+        fitting = partition.kinds_with(cpus=cpus, gpus=gpus)
+        if not fitting:
+            raise SlurmError(f"{given}: {partition}; lower it or choose another --partition")
+        if request.min_nodes > sum(kind.nodes for kind in fitting):
             raise SlurmError(
-                f"--gpus {request.gpus}: nodes of partition {partition.name} have "
-                f"{partition.gpus}; lower it or choose another --partition"
-            )
-        if request.cpus is not None and request.cpus > partition.cpus:
-            raise SlurmError(
-                f"--cpus {request.cpus}: nodes of partition {partition.name} have "
-                f"{partition.cpus}; lower it or choose another --partition"
-            )
-        if request.backend == "slurm" and request.min_nodes > partition.nodes:
-            raise SlurmError(
-                f"--nodes {request.min_nodes}: partition {partition.name} has {partition.nodes}; "
+                f"--nodes {request.min_nodes}{given and ' ' + given}: {partition}; "
                 "lower it or choose another --partition"
             )
-        for spec in todo:
-            if request.backend == "slurm":
-                self._check_pilots_hold(spec, partition, todo)
-            else:
-                slurm_direct.job_size(spec, partition)
+        if todo:
+            gpus = self._gpus_per_node(partition, todo)
+            for resources, spec in {spec.resources: spec for spec in todo}.items():
+                self._check_pilots_hold(spec.trial_id, resources, partition, gpus)
 
     def _check_pilots_hold(
-        self, spec: TrialSpec, partition: Partition, todo: Sequence[TrialSpec]
+        self, trial_id: str, resources: Resources, partition: Partition, gpus: int
     ) -> None:
-        resources = spec.resources
-        capacity = Demand(
-            # Whole nodes: the smallest is known, and `--slurm nodelist=…` may name a larger one.
-            cpus=self.request.cpus or max(partition.cpus, resources.cpus * resources.ranks),
-            gpus=float(self._gpus_per_node(partition, todo)),
+        there: dict[Demand, int] = {}
+        """Nodes that offer so much at least."""
+        kinds = sorted(
+            partition.kinds_with(cpus=self.request.cpus or 0, gpus=gpus), key=lambda k: -k.cpus
         )
-        demand = autoscaler.demand_of(spec.resources, capacity)
-        if autoscaler.nodes_needed_for(demand, capacity, most=self.request.max_nodes) is not None:
+        for n, kind in enumerate(kinds, start=1):
+            capacity = Demand(cpus=self.request.cpus or kind.cpus, gpus=float(gpus))
+            there[capacity] = sum(k.nodes for k in kinds[:n])
+        needed = {c: k for c, n in there.items() if (k := _nodes_needed(resources, c, n))}
+        if any(n <= self.request.max_nodes for n in needed.values()):
             return
-        needed = autoscaler.nodes_needed_for(demand, capacity, most=partition.nodes)
+        capacity = min(needed, key=needed.__getitem__) if needed else next(iter(there))
+        demand = autoscaler.demand_of(resources, capacity)
         raise SlurmError(
-            f"trial {spec.trial_id}: needs {demand} in {demand.gang_size} ranks; "
-            f"nodes have {capacity}; "
+            f"trial {trial_id}: needs {demand} in {demand.gang_size} ranks; nodes have {capacity}; "
             + (
-                "choose another --partition, or lower resources "
-                f"(partition {partition.name} has {partition.nodes} nodes)"
-                if needed is None
-                else f"it takes {needed} of them: --nodes {needed}, or 1:{needed}"
+                f"it takes {needed[capacity]} of them: --nodes {needed[capacity]}, "
+                f"or 1:{needed[capacity]}"
+                if needed
+                else f"choose another --partition, or lower resources ({partition})"
             )
         )
 
     def _gpus_per_node(self, partition: Partition, todo: Sequence[TrialSpec]) -> int:
+        """Return how many GPUs a pilot asks of each node.
+
+        Without --gpus that is what most nodes have, of those with GPUs that hold the trials.
+        """
         if all(spec.resources.gpus == 0 for spec in todo):
             return 0
-        return partition.gpus if self.request.gpus is None else self.request.gpus
+        if self.request.gpus is not None:
+            return self.request.gpus
+        asked = {spec.resources for spec in todo}
+        cores = self.request.cpus or 0
+        nodes: Counter[int] = Counter()
+        for kind in partition.kinds_with(cpus=cores, gpus=1):
+            capacity = Demand(cpus=cores or kind.cpus, gpus=float(kind.gpus))
+            if all(_nodes_needed(one, capacity, self.request.max_nodes) for one in asked):
+                nodes[kind.gpus] += kind.nodes
+        most = max(kind.gpus for kind in partition.kinds_with(cpus=cores))
+        return max(nodes, key=lambda n: (nodes[n], n), default=most)
+
+
+def _nodes_needed(resources: Resources, capacity: Demand, most: int) -> int | None:
+    """Return how many nodes of that capacity a trial takes, None if `most` do not hold it."""
+    demand = autoscaler.demand_of(resources, capacity)
+    return autoscaler.nodes_needed_for(demand, capacity, most=most)
 
 
 def _without_jobs(sweep: SweepDir, trials: Sequence[TrialSpec]) -> list[TrialSpec]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import orchestrator
 from orchestrator.control.launcher_port import Launcher
 from orchestrator.control.launcher_start import LauncherStart
 from orchestrator.control.loop import Controller
@@ -20,7 +21,7 @@ from orchestrator.launchers.slurm import job_records
 from orchestrator.node.warm_interpreter import WarmInterpreter
 from orchestrator.planning.pricing import Plan
 from orchestrator.records import code_snapshot, liveness
-from orchestrator.records.errors import BusyError, StoreError
+from orchestrator.records.errors import BusyError, StoreError, UsageError
 from orchestrator.records.json_files import flush_file_system, write_json, write_text
 from orchestrator.records.locks import submitting
 from orchestrator.records.provenance import redacted_argv
@@ -213,6 +214,8 @@ class Submission:
 
     def _refuse_what_cannot_run(self) -> None:
         """Raise what `recorded` raises, before the sweep gets a folder."""
+        for path in (self.runs, *self.plan.sweep.files, Path(orchestrator.__file__)):
+            _refuse_if_not_utf8(path.absolute())
         refuse_if_busy(self.plan.snapshot)
         if self.address is not None and self._trains:
             _ray("ray_connect").ping(self.address)
@@ -386,6 +389,17 @@ def _detach_here(sweep: SweepDir, number: int, code: Path, environment: Mapping[
 def _runs(sweep: SweepDir, number: int) -> bool:
     """Return whether a controller runs, or ran, this submission."""
     return (sweep.controller() or {}).get("submission") == number
+
+
+def _refuse_if_not_utf8(path: Path) -> None:
+    """Raise UsageError for a path that records, MLflow and Ray, all of UTF-8, cannot hold."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{os.fspath(path)!r}: this path is not UTF-8, so records cannot hold it; rename the "
+            "folder or file, for example with `convmv -f latin1 -t utf8 --notest`"
+        ) from None
 
 
 def refuse_if_busy(snapshot: SweepSnapshot) -> None:

@@ -5,18 +5,40 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import ip_address
 
 from orchestrator.records.errors import ExperimentError
+from orchestrator.records.units import plural
 
 NEEDED = ("sbatch", "squeue", "scancel", "scontrol", "sinfo", "srun")
 TIMEOUT_S = 60.0
 """How long Slurm's controller may take: a busy one answers late, one that is down not at all."""
 
+DEFAULTS_OF_A_SHELL = ("SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_")
+"""Prefixes of variables that change what the commands print or which jobs they mean."""
+
 
 class SlurmError(ExperimentError):
     """Slurm is not installed, does not answer, or refuses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeKind:
+    """Nodes of one partition that offer the same."""
+
+    cpus: int
+    """Of each node."""
+    gpus: int
+    """Of each node."""
+    nodes: int
+    """How many there are."""
+
+    def __str__(self) -> str:
+        gpus = f" and {plural(self.gpus, 'GPU')}" if self.gpus else ""
+        return f"{plural(self.nodes, 'node')} of {plural(self.cpus, 'core')}{gpus}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +47,24 @@ class Partition:
 
     name: str
     default: bool
-    cpus: int
-    """Of its smallest node."""
-    gpus: int
-    """Of its best node."""
-    nodes: int
+    kinds: tuple[NodeKind, ...]
+
+    def kinds_with(self, *, cpus: int = 0, gpus: int = 0) -> tuple[NodeKind, ...]:
+        """Return the kinds of nodes that have so many cores and GPUs at least."""
+        return tuple(kind for kind in self.kinds if kind.cpus >= cpus and kind.gpus >= gpus)
+
+    @property
+    def most_gpus(self) -> int:
+        """GPUs of the node that has most."""
+        return max(kind.gpus for kind in self.kinds)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes there are."""
+        return sum(kind.nodes for kind in self.kinds)
+
+    def __str__(self) -> str:
+        return f"partition {self.name} has {', '.join(map(str, self.kinds))}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +77,8 @@ class Queued:
     """PENDING, RUNNING, COMPLETING …"""
     reason: str
     """Why it does not run: Priority, Resources … `None` when it runs."""
+    nodes: str = ""
+    """Names of its nodes as Slurm writes them, `n1` or `n[1-2]`; empty while it waits."""
 
 
 def require() -> None:
@@ -69,17 +106,14 @@ def parse_partitions(text: str) -> dict[str, Partition]:
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         name, n_nodes, n_cpus, gres = line.strip().split("|")
-        kind = Partition(
+        kind = NodeKind(cpus=int(n_cpus.rstrip("+")), gpus=_gpus(gres), nodes=int(n_nodes))
+        known = found.get(name.removesuffix("*"))
+        made = Partition(
             name=name.removesuffix("*"),
             default=name.endswith("*"),
-            cpus=int(n_cpus.rstrip("+")),
-            gpus=_gpus(gres),
-            nodes=int(n_nodes),
+            kinds=(*(known.kinds if known else ()), kind),
         )
-        if other := found.get(kind.name):
-            cpus, gpus = min(kind.cpus, other.cpus), max(kind.gpus, other.gpus)
-            kind = replace(kind, cpus=cpus, gpus=gpus, nodes=kind.nodes + other.nodes)
-        found[kind.name] = kind
+        found[made.name] = made
     return found
 
 
@@ -128,15 +162,15 @@ def queued(job_ids: Collection[str]) -> dict[str, Queued]:
 
 def _queue() -> dict[str, Queued]:
     """Return all jobs of this user."""
-    return parse_queue(_run("squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i|%T|%r"))
+    return parse_queue(_run("squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i|%T|%N|%r"))
 
 
 def parse_queue(text: str) -> dict[str, Queued]:
-    """Read `squeue -r -o %i|%T|%r`."""
+    """Read `squeue -r -o %i|%T|%N|%r`."""
     found = {}
     for line in text.splitlines():
-        job_id, state, reason = line.strip().split("|", 2)
-        found[job_id] = Queued(job_id=job_id, state=state, reason=reason)
+        job_id, state, nodes, reason = line.strip().split("|", 3)
+        found[job_id] = Queued(job_id=job_id, state=state, reason=reason, nodes=nodes)
     return found
 
 
@@ -158,10 +192,75 @@ def state(job_id: str) -> str:
 
 
 def node_address(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the address by which other nodes reach this one, as Slurm knows it."""
-    name = environment.get("SLURMD_NODENAME")
-    found = re.search(r"NodeAddr=(\S+)", _run("scontrol", "show", "node", name)) if name else None
-    return socket.gethostbyname(found[1] if found else socket.gethostname())
+    """Return the address by which other nodes reach this one.
+
+    That is what the name that Slurm knows stands for, or the host's own name where `scontrol` does
+    not answer. A node may map these to its loopback interface, as Debian does. Then it is the
+    address of the interface that leads to the other nodes.
+
+    Raises:
+        SlurmError: If neither name stands for an address.
+    """
+    here = [
+        address
+        for name in (_slurm_name(environment.get("SLURMD_NODENAME")), socket.gethostname())
+        for address in _addresses(name)
+    ]
+    for address in here:
+        if not _is_loopback(address):
+            return address
+    for address in _towards_other_nodes():
+        if not _is_loopback(address):
+            return address
+    if here:  # all nodes are on one machine
+        return here[0]
+    raise SlurmError(
+        f"node {socket.gethostname()}: its name stands for no address, so other nodes cannot reach "
+        "it; add it to DNS or to /etc/hosts of the nodes"
+    )
+
+
+def _slurm_name(node: str | None) -> str | None:
+    """Return the address or name by which Slurm reaches a node, None if it does not say."""
+    if node is None:
+        return None
+    try:
+        found = re.search(r"NodeAddr=(\S+)", _run("scontrol", "show", "node", node))
+    except SlurmError:
+        return node
+    return found[1] if found else node
+
+
+def _towards_other_nodes() -> Iterator[str]:
+    """Yield the addresses of this machine's interfaces that lead to the cluster's nodes."""
+    try:
+        names = _run("sinfo", "-h", "-N", "-o", "%o").split()
+    except SlurmError:
+        return
+    for name in dict.fromkeys(names):
+        for address in _addresses(name):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            # Connecting UDP sends nothing; it only chooses the route.
+            with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((address, 9))
+                own: str = probe.getsockname()[0]
+                yield own
+
+
+def _addresses(name: str | None) -> list[str]:
+    """Return the addresses that a name stands for here, IPv4 first; none if it is unknown."""
+    if name is None:
+        return []
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    found.sort(key=lambda one: one[0] != socket.AF_INET)
+    return [str(one[4][0]) for one in found]
+
+
+def _is_loopback(address: str) -> bool:
+    return ip_address(address.partition("%")[0]).is_loopback
 
 
 def _run(*words: str) -> str:
@@ -171,7 +270,13 @@ def _run(*words: str) -> str:
         SlurmError: If it is not there, fails, or does not answer in time.
     """
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env={k: v for k, v in os.environ.items() if not k.startswith(DEFAULTS_OF_A_SHELL)},
+        )
     except FileNotFoundError:
         raise SlurmError(f"{words[0]}: not found on PATH; is this a node of the cluster?") from None
     except subprocess.TimeoutExpired:

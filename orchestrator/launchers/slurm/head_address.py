@@ -1,7 +1,7 @@
 """Address of Ray's head for the nodes of pilots: a file on shared storage.
 
 No port needs to be agreed on before. A head that Slurm has restarted publishes another address.
-Each start is a generation: nodes that were submitted for an earlier one see that and leave.
+Each start is a generation: nodes that were submitted for an earlier one see a later one and leave.
 """
 
 import time
@@ -58,7 +58,9 @@ class HeadAddressFile:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> HeadAddress | None:
-        """Return this generation's address, None if it has ended or `give_up` returns True.
+        """Return this generation's address; None if it has ended, or `give_up` returns True.
+
+        A generation has ended when a later one has published its address.
 
         Raises:
             StoreError: If there is none for `timeout_s` seconds.
@@ -70,6 +72,8 @@ class HeadAddressFile:
                 if record.get("ended"):
                     return None
                 return HeadAddress(address=record["address"], token=record["token"])
+            if record and _starts(record["generation"]) > _starts(self.generation):
+                return None
             if clock() > deadline:
                 raise StoreError(
                     f"{self.folder / 'head.json'}: the head {self.generation} did not come up in "
@@ -90,3 +94,8 @@ class HeadAddressFile:
         path = self.folder / "head.json"
         self.folder.mkdir(exist_ok=True, mode=0o700)
         write_json(path, {"generation": self.generation, **record}, private=True)
+
+
+def _starts(generation: str) -> int:
+    """Return how many times Slurm had started the head again."""
+    return int(generation.rpartition("/")[2])

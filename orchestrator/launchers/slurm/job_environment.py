@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from orchestrator.launchers.slurm import commands
+from orchestrator.launchers.slurm.commands import SlurmError
 from orchestrator.node.hardware import usable_cores, visible_gpus
 
 LOG = logging.getLogger(__name__)
@@ -70,13 +71,18 @@ def notices(on_notice: Callable[[int], None]) -> Iterator[list[int]]:
 def requeue_job() -> bool:
     """Requeue this job, unless it was cancelled or Slurm requeues it; return whether it was done.
 
-    Call it when everything has checkpointed: what still runs of the job is ended.
+    Call it when everything has checkpointed: what still runs of the job is ended. Where Slurm's
+    commands do not work on the node, that is said and nothing is done.
     """
     own = job_id()
-    state = commands.state(own)
-    if state != "RUNNING":
-        LOG.info("job %s is %s: it is not requeued", own, state or "unknown")
+    try:
+        state = commands.state(own)
+        if state != "RUNNING":
+            LOG.info("job %s is %s: it is not requeued", own, state or "unknown")
+            return False
+        commands.requeue(own)
+    except SlurmError as error:
+        LOG.error("job %s was not requeued: %s; submit again", own, error)
         return False
-    commands.requeue(own)
     LOG.info("job %s was requeued", own)
     return True

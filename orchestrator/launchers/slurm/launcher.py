@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.control import node_exclusion
 from orchestrator.control.failure_classifier import AttemptExit
 from orchestrator.control.launcher_port import Launch, SharedUsage
 from orchestrator.control.status import SweepStatus
@@ -44,7 +45,7 @@ class PilotLauncher:
         own: str,
         capacity: Demand,
         max_nodes: int,
-        ask: Callable[[int], Sequence[str]],
+        ask: Callable[[int, Sequence[str]], Sequence[str]],
         job: str = TRAIN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -58,7 +59,8 @@ class PilotLauncher:
             own: Id of the job that this runs in; its nodes are not given back one by one.
             capacity: Cores and GPUs of the node of a further pilot.
             max_nodes: Nodes to have at the same time at most.
-            ask: Submits so many further pilots and returns their jobs.
+            ask: Submits so many further pilots, on none of these nodes of Slurm, and returns their
+                jobs.
             job: What ranks run.
             clock: Monotonic seconds.
         """
@@ -78,6 +80,8 @@ class PilotLauncher:
         self._asked: set[str] = set()
         """Jobs of further pilots that may still come or be there."""
         self._idle_since: dict[str, float] = {}
+        self._slurm_names: dict[str, str] = {}
+        """Of nodes that were excluded at some time: their names in the sweep to those in Slurm."""
         self._n_nodes = 0
         self._waiting: Sequence[str] = ()
         self._demands: dict[str, Demand] = {}
@@ -180,11 +184,17 @@ class PilotLauncher:
         coming = self._coming(stay)
         if self._max_nodes <= self._own_nodes(stay) and not coming:
             return ()
+        excluded = self._excluded(stay)
+        useless = tuple(label for label in excluded if label in self._idle_since)
         step = autoscaler.decide(
             autoscaler.PilotPool(
-                nodes=len(stay),
-                empty=sum(node.node_id not in busy for node in stay.values()),
-                idle_since=self._idle_since,
+                nodes=len(stay) - len(useless),
+                empty=sum(
+                    node.node_id not in busy
+                    for label, node in stay.items()
+                    if label not in excluded
+                ),
+                idle_since={k: v for k, v in self._idle_since.items() if k not in useless},
                 coming=tuple(coming),
                 waiting=[self._demand(trial_id) for trial_id in self._waiting],
                 capacity=self._capacity,
@@ -193,17 +203,41 @@ class PilotLauncher:
             now=self._clock(),
         )
         if step.ask:
-            jobs = self._ask(step.ask)
+            jobs = self._ask(step.ask, self._nodes_to_avoid())
             self._asked.update(jobs)
             LOG.info("%d trials wait: asked for pilots %s", len(self._waiting), ", ".join(jobs))
         # One that runs already joins, is idle and is given back: killed while it starts it would
         # leave things behind.
         commands.cancel([job_id for job_id in step.withdraw if coming[job_id] == "PENDING"])
-        for label in step.release:
-            LOG.info("node %s stands idle: it is given back", label)
+        for label in (*useless, *step.release):
+            why = "is excluded" if label in useless else "stands idle"
+            LOG.info("node %s %s: it is given back", label, why)
             self._head_address.draining.mkdir(exist_ok=True)
             (self._head_address.draining / label).touch()
-        return step.release
+        return (*useless, *step.release)
+
+    def _excluded(self, stay: dict[str, Node]) -> tuple[str, ...]:
+        """Return the labels of excluded nodes, and note how Slurm calls these."""
+        files = self._sweep.excluded_nodes()
+        if not files:
+            return ()
+        nodes = tuple(stay.values())
+        usable = node_exclusion.usable_nodes(nodes, list(node_exclusion.excluded(files)))
+        labels = tuple(label for label, node in stay.items() if node not in usable)
+        names = node_exclusion.node_names(nodes)
+        new = {label.rpartition("-")[0]: names[stay[label].node_id] for label in labels}
+        new = {job_id: name for job_id, name in new.items() if name not in self._slurm_names}
+        for job_id, job in commands.queued(_jobs(set(new))).items():
+            if job_id in new and "[" not in job.nodes:  # n[1-2] does not say which of them
+                self._slurm_names[new[job_id]] = job.nodes
+        return labels
+
+    def _nodes_to_avoid(self) -> Sequence[str]:
+        """Return the nodes of Slurm that are excluded now."""
+        excluded = node_exclusion.excluded(self._sweep.excluded_nodes())
+        return sorted(
+            {node for name, node in self._slurm_names.items() if name in excluded and node}
+        )
 
     def _demand(self, trial_id: str) -> Demand:
         """Return what a trial asked for."""

@@ -8,21 +8,21 @@ from typing import Any
 LONGEST_NOTICE_S = 150
 """How long before the end of an allocation Slurm signals it at most: a checkpoint may take a
 minute, then Ray is stopped."""
-OURS = frozenset(
-    [
-        "array",
-        "nodes",
-        "ntasks-per-node",
-        "output",
-        "error",
-        "open-mode",
-        "signal",
-        "time",
-        "partition",
-        "exclusive",
-    ]
-)
-"""Options of sbatch that memscale sets itself."""
+GPUS = "--gpus; with slurm-direct resources.gpus in the sweep file"
+CORES = "--cpus; with slurm-direct resources.cpus in the sweep file"
+OURS = {
+    "array": "--nodes",
+    "nodes": "--nodes",
+    "partition": "--partition",
+    "time": "--time",
+    "exclusive": "--backend slurm without --cpus",
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), GPUS),
+    **dict.fromkeys(("cpus-per-task", "cpus-per-gpu", "ntasks", "ntasks-per-node"), CORES),
+    "job-name": "comment=…",
+    **dict.fromkeys(("output", "error", "open-mode"), "--runs, where all output goes"),
+    "signal": "--time, of which the notice before the end is a part",
+}
+"""Options of sbatch that memscale sets itself, and what to use in their place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +113,11 @@ def parse_options(texts: Sequence[str]) -> dict[str, str]:
                 f"must be KEY=VALUE with an option of sbatch, as account=me; got {text!r}"
             )
         if key in OURS:
+            raise ValueError(f"{key} is set by memscale; use {OURS[key]}")
+        if key == "gres" and re.search(r"(^|,)\s*gpu(:\d+|:[^,]*:[^,]*)?\s*(,|$)", value):
             raise ValueError(
-                f"{key} is set by memscale; use --nodes, --partition, --time, --cpus or --gpus "
-                "instead"
+                f"gres={value}: how many GPUs is set by memscale; write gres=gpu:TYPE for a type "
+                f"alone, and for the number use {GPUS}"
             )
         if not value.isprintable():
             raise ValueError(f"{key} must be one line of printable characters, got {value!r}")

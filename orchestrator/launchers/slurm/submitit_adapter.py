@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,20 @@ INHERITED = (
     *("RAY_", OWNER),
 )
 """Prefixes of variables that a job submitted inside another one must not inherit."""
+ALWAYS_SET = (
+    *("array", "nodes", "ntasks-per-node", "time", "signal", "job-name", "requeue", "no-requeue"),
+    *("output", "error", "open-mode", "wait", "gres"),
+    *("gpus", "gpus-per-node", "gpus-per-task", "cpus-per-gpu"),
+)
+"""Options of sbatch for which the shell's variables (SBATCH_TIMELIMIT …) do not count."""
+VARIABLES = {
+    "array": ("ARRAY_INX",),
+    "time": ("TIMELIMIT",),
+    **dict.fromkeys(
+        ("mem", "mem-per-cpu", "mem-per-gpu"), ("MEM_PER_NODE", "MEM_PER_CPU", "MEM_PER_GPU")
+    ),
+}
+"""Variables of options whose name is another one, or that exclude each other; without SBATCH_."""
 
 
 def require() -> None:
@@ -61,9 +75,10 @@ def submit(
         code: Folder that jobs import from; None: where this program is.
 
     Raises:
-        SlurmError: If sbatch refuses; says what it said.
+        SlurmError: If sbatch refuses; says what it said. Or if `folder` has a `%` in its path.
     """
     require()
+    refuse_placeholders(folder)
     import submitit
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
@@ -71,7 +86,7 @@ def submit(
     parameters = _parameters(
         request, name=name, nodes=nodes, cpus=cpus, gpus=gpus, requeue=requeue, code=code
     )
-    with _outside_any_job():
+    with _outside_any_job(explicit=_explicit(request, cpus=cpus)):
         executor = submitit.SlurmExecutor(folder=folder)
         executor.update_parameters(**parameters)
         try:
@@ -102,16 +117,18 @@ def _parameters(
         "signal_delay_s": request.notice_s,
         "stderr_to_stdout": True,
         "array_parallelism": request.max_nodes,
-        # Not left to what sbatch passes on: sites set it to nothing.
-        # Safe path: what lies in the folder that sbatch was called from must shadow nothing.
+        # Not left to what sbatch passes on: sites set it to nothing (--export=NONE), and srun would
+        # take that over. Safe path: what lies in the folder that sbatch was called from must shadow
+        # nothing.
         "setup": [
-            f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}} PYTHONSAFEPATH=1"
+            f"export PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}} PYTHONSAFEPATH=1",
+            "export SLURM_EXPORT_ENV=ALL",
         ],
         # Since 22.05 steps do not take over how many cores their job asked for.
         "srun_args": ["--cpu-bind=none"] if cpus is None else [f"--cpus-per-task={cpus}"],
         "additional_parameters": {
             ("requeue" if requeue else "no-requeue"): True,
-            **{key: value or True for key, value in request.options.items()},
+            **{key: value or True for key, value in request.options.items() if key != "gres"},
         },
     }
     if request.partition is not None:
@@ -120,9 +137,43 @@ def _parameters(
         parameters["exclusive"] = True
     else:
         parameters["cpus_per_task"] = cpus
-    if gpus:
-        parameters["gres"] = f"gpu:{gpus}"
+    if gres := _gres(gpus, request.options.get("gres", "")):
+        parameters["gres"] = gres
     return parameters
+
+
+def _gres(gpus: int, asked: str) -> str:
+    """Return the value of --gres: so many GPUs, and what else was asked for.
+
+    Args:
+        gpus: GPUs per node.
+        asked: As in `gpu:a100,lscratch:20`: a type of GPUs, and other resources.
+    """
+    parts = [part.strip() for part in asked.split(",") if part.strip()]
+    kinds = [part for part in parts if part.startswith("gpu:")]
+    rest = [part for part in parts if part not in kinds]
+    return ",".join([f"{kind}:{gpus}" for kind in (kinds or ["gpu"])[:1] if gpus] + rest)
+
+
+def refuse_placeholders(folder: Path) -> None:
+    """Refuse a path that Slurm would read as a pattern of file names.
+
+    Raises:
+        SlurmError: If there is a `%` in it.
+    """
+    if "%" in str(folder.absolute()):
+        raise SlurmError(
+            f"{folder.absolute()}: Slurm reads % in paths as a placeholder (%j is a job's id); "
+            "choose --runs and a sweep name without %"
+        )
+
+
+def _explicit(request: SlurmOptions, *, cpus: int | None) -> frozenset[str]:
+    """Return the options of sbatch that a job's script sets."""
+    given = ["exclusive"] if cpus is None else ["cpus-per-task"]
+    if request.partition is not None:
+        given.append("partition")
+    return frozenset((*ALWAYS_SET, *given, *request.options))
 
 
 def _said(error: BaseException) -> str:
@@ -133,12 +184,21 @@ def _said(error: BaseException) -> str:
 
 
 @contextmanager
-def _outside_any_job() -> Iterator[None]:
-    """Hide that this process runs inside a job, if it does."""
+def _outside_any_job(*, explicit: Collection[str]) -> Iterator[None]:
+    """Hide that this process runs inside a job, and what the shell has in place of our options.
+
+    Args:
+        explicit: Options that the script sets; for sbatch variables of the shell come first.
+    """
+    shadowing = {
+        f"SBATCH_{variable}"
+        for option in explicit
+        for variable in VARIABLES.get(option, (option.upper().replace("-", "_"),))
+    }
     inside = {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(INHERITED) and name != "SLURM_CONF"
+        if (name.startswith(INHERITED) and name != "SLURM_CONF") or name in shadowing
     }
     for name in inside:
         del os.environ[name]

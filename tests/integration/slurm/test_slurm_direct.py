@@ -35,7 +35,7 @@ def test_every_trial_is_one_task_of_an_array(slurm, sweep, eventually):
     eventually(lambda: sweep.at_gate(gated), "the gated trial")
     assert status_from_disk(sweep.disk, ask_queue=queue_reasons).controller_alive
     assert sweep.status(gated).state is TrialState.RUNNING
-    with pytest.raises(BusyError, match="runs it already"):
+    with pytest.raises(BusyError, match="perhaps a Slurm job of one trial"):
         ControllerLock(sweep.disk, submission=2).acquire()
     again = sweep.submit([gated], DIRECT)
     assert (list(again.job_ids), again.queued_before) == ([], 1)
@@ -123,8 +123,11 @@ def test_what_slurm_refuses(slurm, sweep):
         SlurmError, match=r"--partition gpu: unknown; there are: low \(default\), high"
     ):
         sweep.submit([sweep.spec(0)], DIRECT, partition="gpu")
-    with pytest.raises(SlurmError, match="needs 8 GPUs on one node; nodes of partition low have 4"):
+    nodes = "on one node; partition low has 3 nodes of 2 cores and 4 GPUs"
+    with pytest.raises(SlurmError, match=f"needs 8 GPUs and 1 core {nodes}"):
         sweep.submit([sweep.spec(0, gpus=8.0)], DIRECT)
+    with pytest.raises(SlurmError, match=f"needs 3 cores {nodes}"):
+        sweep.submit([sweep.spec(0, cpus=3)], DIRECT)
     with pytest.raises(SlurmError, match="sbatch refused: .*Invalid node name"):
         sweep.submit([sweep.spec(0)], DIRECT, options={"nodelist": "n9"})
     with pytest.raises(SlurmError, match="--nodes 9: partition low has 3"):
@@ -135,6 +138,37 @@ def test_what_slurm_refuses(slurm, sweep):
     with pytest.raises(SlurmError, match="lower resources .partition low has 3 nodes"):
         sweep.submit([sweep.spec(0, ranks=8, cpus=2, gpus=32.0)], "slurm")
     assert slurm.jobs() == []
+
+
+@pytest.mark.parametrize("how", ["shell", "option"])
+def test_a_site_that_passes_nothing_on_to_jobs(slurm, sweep, eventually, monkeypatch, how):
+    spec = sweep.spec(0)
+    if how == "shell":
+        monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+
+    sweep.submit([spec], DIRECT, options={} if how == "shell" else {"export": "NONE"})
+
+    eventually(lambda: not slurm.jobs(), "the end of the job")
+    assert sweep.outcomes(spec) == ["done"], sweep.printed()
+
+
+def test_what_the_shell_has_changes_neither_jobs_nor_what_is_read(slurm, sweep, monkeypatch):
+    spec = sweep.spec(0)
+    for name, value in {
+        "SBATCH_PARTITION": "high",
+        "SBATCH_TIMELIMIT": "5",
+        "SBATCH_COMMENT": "site",
+        "SQUEUE_STATES": "R",
+        "SINFO_PARTITION": "high",
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    (job_id,) = sweep.submit([spec], DIRECT, partition="low", options={"hold": ""}).job_ids
+
+    assert sweep.submit([spec], DIRECT, partition="low").queued_before == 1
+    said = slurm.command("scontrol", "show", "job", job_id)
+    assert "Partition=low" in said
+    assert "TimeLimit=01:00:00" in said
 
 
 @pytest.mark.slow

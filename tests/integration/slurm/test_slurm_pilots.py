@@ -1,8 +1,11 @@
 """`--backend slurm` on real daemons: a private Ray in an allocation, further pilots, preemption."""
 
+import socket
+
 import psutil
 import pytest
 
+from orchestrator.control.node_exclusion import exclude
 from orchestrator.control.status import status_from_disk
 from orchestrator.launchers.slurm.job_records import queue_reasons
 from orchestrator.records.errors import BusyError
@@ -114,6 +117,41 @@ def test_a_preempted_worker_costs_no_step(slurm, sweep, eventually):
     assert sorted(map(sweep.outcomes, specs)) == [["done"], ["preempted", "done"]], sweep.printed()
     for spec in specs:
         assert sweep.steps(spec) == list(range(1, sweep.STEPS + 1))
+
+
+@pytest.mark.long
+def test_a_pilot_on_an_excluded_node_is_replaced_on_another(slurm, sweep, eventually):
+    specs = [sweep.spec(seed, gate=True, cpus=2) for seed in range(3)]
+    (head,) = sweep.submit(specs, PILOT, cpus=2, min_nodes=1, max_nodes=2).job_ids
+    eventually(lambda: sum(map(sweep.at_gate, specs)) == 2, "two trials at their gates", 400.0)
+    (worker,) = set(slurm.jobs()) - {head}
+    where = slurm.command("squeue", "-h", "-j", worker, "-o", "%N").strip()
+    (later,) = (spec for spec in specs if not sweep.at_gate(spec))
+    # The first trial started on the head's node, before there was another.
+    own, on_worker = sorted(
+        (spec for spec in specs if spec is not later),
+        key=lambda spec: sweep.trial(spec).attempt(1).launch()["started_at"],
+    )
+    (node_id,) = (
+        word.partition("=")[2]
+        for process in psutil.process_iter(["name"])
+        if process.info["name"] == "raylet" and process.environ().get("SLURM_JOB_ID") == worker
+        for word in process.cmdline()
+        if word.startswith("--node_id=")
+    )
+    # All nodes are on one machine here, so their names end with the start of Ray's id.
+    exclude(sweep.disk, f"{socket.gethostname()}-{node_id[:8]}", why="test", submission=1, now=0.0)
+
+    sweep.open_gate(on_worker)
+
+    eventually(lambda: sweep.at_gate(later), "the third trial", 400.0)
+    (other,) = set(slurm.jobs()) - {head, worker}
+    job = slurm.command("scontrol", "show", "job", other)
+    assert f"ExcNodeList={where}" in job
+    assert f"NodeList={where}" not in job.replace("ExcNodeList", "")
+    sweep.open_gate(own, later)
+    eventually(lambda: not slurm.jobs(), "the end of the jobs", 400.0)
+    assert all(sweep.outcomes(spec) == ["done"] for spec in specs), sweep.printed()
 
 
 @pytest.mark.slow

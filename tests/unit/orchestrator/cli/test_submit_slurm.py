@@ -4,10 +4,13 @@ import re
 from types import SimpleNamespace
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from orchestrator import cli
 from orchestrator.cli import submit_slurm
+from orchestrator.launchers.slurm.options import SlurmOptions
+from orchestrator.submit.slurm_submission import QueuedJobs
 
 
 def said(*words):
@@ -26,6 +29,7 @@ def said(*words):
         (["--backend", "slurm", "--nodes", "8:1"], "MIN must lie in 1..MAX"),
         (["--backend", "slurm", "--time", "1h"], "must be minutes or a time as Slurm writes it"),
         (["--backend", "slurm", "--slurm", "nodes=2"], "nodes is set by memscale; use --nodes"),
+        (["--backend", "slurm", "--slurm", "gpus=2"], "gpus is set by memscale; use --gpus"),
         (["--backend", "slurm-direct", "--gpus", "4"], "asks for what its trial asks for"),
         (["--backend", "slurm", "--launcher", "process"], "leave one of them out"),
     ],
@@ -73,3 +77,40 @@ def test_a_submission_says_what_its_results_are_not_of(capsys):
         "note: dense changed",
         "note: not in this file",
     ]
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_jobs_that_were_taken_are_followed_though_others_were_refused(
+    monkeypatch, tmp_path, capsys, detach
+):
+    followed = []
+    sent = QueuedJobs(job_ids=("7_0", "7_1"), trials=3, queued_before=0, refused="sbatch: no more")
+    submission = SimpleNamespace(
+        send=lambda: sent,
+        follow=lambda update: (followed.append("here"), SimpleNamespace(exit_code=1))[1],
+        follow_in_background=lambda: followed.append("background"),
+    )
+    plan = SimpleNamespace(sweep=SimpleNamespace(name="s"), trials=(1, 2, 3))
+    monkeypatch.setattr("orchestrator.launchers.slurm.commands.require", lambda: None)
+    monkeypatch.setattr("orchestrator.launchers.slurm.commands.partition", lambda name: None)
+    monkeypatch.setattr(submit_slurm, "make_plan", lambda *words, **rest: plan)
+    for name in ("check_memory", "prepare_data", "print_notes"):
+        monkeypatch.setattr(submit_slurm, name, lambda *words, **rest: None)
+    monkeypatch.setattr(
+        "orchestrator.submit.slurm_submission.SlurmSubmission", lambda **rest: submission
+    )
+    monkeypatch.setattr("orchestrator.cli.render.progress.outcome_text", lambda *w, **rest: "over")
+
+    with pytest.raises(typer.Exit) as ended:
+        submit_slurm.submit_to_slurm(
+            *([], tmp_path, None, SlurmOptions(backend="slurm-direct")),
+            register=False,
+            detach=detach,
+            quiet=True,
+        )
+
+    assert ended.value.exit_code == 1
+    assert followed == ["background" if detach else "here"]
+    said = capsys.readouterr().out
+    assert "7_[0-1]" in said
+    assert "error: sbatch: no more" in said

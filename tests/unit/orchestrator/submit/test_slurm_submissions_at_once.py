@@ -44,7 +44,7 @@ def queue(monkeypatch):
 def submission(sweep: SweepDir, *, backend: str) -> SlurmSubmission:
     made = object.__new__(SlurmSubmission)
     plan = SimpleNamespace(
-        sweep=SimpleNamespace(name="s"), snapshot=sweep.snapshot(), trials=(), readable=()
+        sweep=SimpleNamespace(name="s", files=()), snapshot=sweep.snapshot(), trials=(), readable=()
     )
     request = SimpleNamespace(backend=backend)
     vars(made).update(plan=plan, request=request, address=None, job=None, runs=sweep.path.parent)

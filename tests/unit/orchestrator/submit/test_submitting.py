@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from orchestrator.records.errors import BusyError
+from orchestrator.records.errors import BusyError, StoreError
 from orchestrator.records.locks import submitting
 from orchestrator.records.sweep_dir import SweepDir
 
@@ -70,3 +70,15 @@ def test_what_a_living_submission_writes_is_left_alone_until_it_is_killed(sweep)
         other.wait()
     with submitting(sweep):
         assert not any(path.exists() for path in left)
+
+
+@pytest.mark.parametrize("link", ["runs/s", "runs"], ids=["sweep", "runs"])
+def test_a_folder_that_is_a_link_to_nothing_is_one_sentence(tmp_path, link):
+    path = tmp_path / link
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to("/nonexistent/scratch")
+    sweep = SweepDir(tmp_path / "runs" / "s")
+
+    said = "a link to /nonexistent/scratch, which is not there; mount"
+    with pytest.raises(StoreError, match=said), submitting(sweep):
+        pass

@@ -38,6 +38,14 @@ def test_a_head_that_was_started_again_is_another_one(tmp_path):
     assert not first.is_current()
 
 
+def test_a_node_of_an_earlier_head_leaves_at_once_and_one_of_a_later_head_waits(tmp_path):
+    earlier, head, later = (head_address(tmp_path, f"12/{n}") for n in (9, 10, 11))
+    head.publish(OFFER)
+    assert earlier.wait(timeout_s=0) is None
+    with pytest.raises(StoreError):
+        later.wait(timeout_s=0, clock=iter(range(9)).__next__, sleep=lambda s: None)
+
+
 def test_waiting_ends(tmp_path):
     now = iter(range(0, 1000, 100))
     with pytest.raises(StoreError, match="the head 12/0 did not come up in 250 s"):

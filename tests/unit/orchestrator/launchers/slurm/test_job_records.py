@@ -47,7 +47,7 @@ def test_tasks_that_wait(queue, sweep, tmp_path):
     job_records.record(
         sweep, ["7_0", "7_1"], kind=job_records.TRIAL, submission=1, trial_ids=ids[:2]
     )
-    queue.write_text("7_0|PENDING|Priority\n7_1|COMPLETING|None\n8|RUNNING|None\n")
+    queue.write_text("7_0|PENDING||Priority\n7_1|COMPLETING|n1|None\n8|RUNNING|n1|None\n")
 
     now = status_from_disk(sweep, ask_queue=job_records.queue_reasons)
 
@@ -64,7 +64,7 @@ def test_a_pilot_that_waits(queue, sweep):
     failed = sweep.trial(ids[2]).new_attempt({"submission": 1})
     write_json(failed.path / "end.json", {"outcome": "user_error", "reason": "x", "final": True})
     job_records.record(sweep, ["9"], kind=job_records.HEAD, submission=1)
-    queue.write_text("9|PENDING|Resources\n")
+    queue.write_text("9|PENDING||Resources\n")
 
     waits = "Slurm job 9 is PENDING (Resources)"
     assert states(sweep) == [(TrialState.WAITING, waits)] * 2 + [(TrialState.FAILED, "")]

@@ -71,6 +71,26 @@ def test_options_that_have_their_own_place(text):
         parse_options([text])
 
 
+@pytest.mark.parametrize(
+    ("text", "instead"),
+    [
+        ("gpus-per-node=2", "use --gpus; with slurm-direct resources.gpus"),
+        ("cpus_per_task=2", "use --cpus; with slurm-direct resources.cpus"),
+        ("job-name=mine", "use comment="),
+        ("gres=gpu:1", "write gres=gpu:TYPE for a type alone"),
+        ("gres=gpu", "for the number use --gpus"),
+        ("gres=nvme:1,gpu:a100:4", "for the number use --gpus"),
+    ],
+)
+def test_what_trials_ask_for_is_not_replaced(text, instead):
+    with pytest.raises(ValueError, match=instead):
+        parse_options([text])
+
+
+def test_a_type_of_gpu_and_other_resources_may_be_asked_for():
+    assert parse_options(["gres=gpu:a100,lscratch:20"]) == {"gres": "gpu:a100,lscratch:20"}
+
+
 def test_a_request_survives_json():
     request = SlurmOptions(backend="slurm", min_nodes=1, max_nodes=8, options={"account": "me"})
     assert SlurmOptions.from_json(request.to_json()) == request
