@@ -1,5 +1,6 @@
 """Command `memscale`: it parses, calls a function of another package, and prints."""
 
+import codecs
 import io
 import os
 import sys
@@ -19,9 +20,11 @@ def main() -> None:
     """Entry point of the `memscale` command."""
     # Before anything imports torch: planning does, and what it starts inherits the cores.
     set_for_computing(os.environ)
-    # A terminal of another encoding (Latin-1) shows `?` for what it lacks.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+        # A terminal of another encoding (Latin-1) shows `?` for what it lacks. UTF-8 lacks only the
+        # bytes of paths that are none, which stay as they are.
+        is_utf8 = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "replace")
     # Output piped into a program that has ended (`memscale status | head`) is no error.
     try:
         app()

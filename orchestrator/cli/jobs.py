@@ -25,6 +25,9 @@ from orchestrator.cli.app import (
 )
 from orchestrator.records.units import plural
 
+QUEUE_QUESTION_S = 30.0
+"""Between two questions to Slurm's controller, which answers many users."""
+
 
 @verb(
     name="list",
@@ -134,8 +137,8 @@ def logs(
     ] = False,
 ) -> None:
     """Print what a trial wrote: its log, and the reason if it failed."""
+    import math
     import time
-    from functools import lru_cache
 
     from orchestrator.control.terminal_text import printable_lines
     from orchestrator.launchers.slurm.job_records import queue_reasons
@@ -144,16 +147,16 @@ def logs(
 
     found = find_trial(runs, trial)
 
-    @lru_cache(maxsize=1)
-    def queued(half_minute: int) -> bool:
-        """Ask Slurm, which each question costs something, once in half a minute."""
-        queue = queue_reasons(SweepDir(found.path.parent.parent))
-        return queue is not None and queue.n_jobs > 0
+    asked_at, answer = -math.inf, False
 
-    texts = trial_logs.read(
-        found, attempt=attempt, follow=follow, queued=lambda: queued(int(time.monotonic() / 30))
-    )
-    for text in texts:
+    def queued() -> bool:
+        nonlocal asked_at, answer
+        if time.monotonic() - asked_at >= QUEUE_QUESTION_S:
+            queue = queue_reasons(SweepDir(found.path.parent.parent))
+            asked_at, answer = time.monotonic(), queue is not None and queue.n_jobs > 0
+        return answer
+
+    for text in trial_logs.read(found, attempt=attempt, follow=follow, queued=queued):
         shown = text if raw else printable_lines(text)
         sys.stdout.buffer.write(shown.encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()

@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.records.attempt_dir import AttemptDir
 from orchestrator.records.errors import NotFoundError
 from orchestrator.records.liveness import living
+from orchestrator.records.locks import STALE_S
 from orchestrator.records.processes import ProcessId
 from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.records.trial_dir import TrialDir
@@ -24,6 +25,7 @@ def read(
     follow: bool = False,
     wait: Callable[[], None] = lambda: time.sleep(0.3),
     queued: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[str]:
     """Yield the log of an attempt piece by piece, then why the attempt ended.
 
@@ -36,16 +38,17 @@ def read(
         follow: Keep yielding until the trial has ended, or nothing runs it any more.
         wait: Called between looks at a log that did not grow.
         queued: Whether a batch system may still start it; asked while no controller lives.
+        clock: Monotonic seconds.
 
     Raises:
         NotFoundError: If there is no such attempt.
     """
     attempts = trial.attempts()
-    goes_on = follow
+    runner, goes_on = _Runner(trial, queued, clock), follow
     while not attempts and goes_on:
         wait()
         # First: what has ended by now starts no other attempt.
-        goes_on = _goes_on(trial, queued)
+        goes_on = runner.may_go_on()
         attempts = trial.attempts()
     if not attempts:
         raise NotFoundError(
@@ -61,7 +64,7 @@ def read(
     chosen = by_number[attempt] if attempt is not None else attempts[-1]
     yield from _one(chosen, follow=follow, wait=wait)
     while follow and attempt is None:
-        goes_on = _goes_on(trial, queued)
+        goes_on = runner.may_go_on()
         later = [a for a in trial.attempts() if a.number > chosen.number]
         end = chosen.end()
         if later:
@@ -81,13 +84,37 @@ def read(
             wait()
 
 
-def _goes_on(trial: TrialDir, queued: Callable[[], bool]) -> bool:
-    """Whether something may start another attempt: a live controller, or a queued job."""
-    sweep = SweepDir(trial.path.parent.parent)
-    of_sweep = sweep.controller() or {}
-    if trial.trial_id not in of_sweep.get("trial_ids", (trial.trial_id,)):
-        of_sweep = {}
-    return bool(living({sweep.path: of_sweep or None, trial.path: trial.controller()})) or queued()
+class _Runner:
+    """What may start another attempt of a trial: a live controller, or a queued job."""
+
+    def __init__(
+        self, trial: TrialDir, queued: Callable[[], bool], clock: Callable[[], float]
+    ) -> None:
+        self._trial, self._queued, self._clock = trial, queued, clock
+        self._sweep = SweepDir(trial.path.parent.parent)
+        self._silent_since: float | None = None
+
+    def may_go_on(self) -> bool:
+        """Whether one is there.
+
+        A controller of another machine is believed gone after STALE_S: shared storage may show its
+        heartbeat late.
+        """
+        records = {self._trial.path: self._trial.controller()}
+        of_sweep = self._sweep.controller() or {}
+        if self._trial.trial_id in (of_sweep.get("trial_ids") or (self._trial.trial_id,)):
+            records[self._sweep.path] = of_sweep or None
+        if living(records) or self._queued():
+            self._silent_since = None
+            return True
+        elsewhere = any(
+            record.get("ended_at") is None and not ProcessId.from_json(record).here
+            for record in records.values()
+            if record is not None
+        )
+        if self._silent_since is None:
+            self._silent_since = self._clock()
+        return elsewhere and self._clock() - self._silent_since < STALE_S
 
 
 def _one(attempt: AttemptDir, *, follow: bool, wait: Callable[[], None]) -> Iterator[str]:

@@ -87,6 +87,8 @@ def registered(attempt: AttemptDir) -> list[ProcessId]:
             LOG.warning(
                 "%s: line %d names no process (%r) and is passed over; if a rank of this attempt "
                 "still runs, end it yourself",
-                *(path, number, error),
+                path,
+                number,
+                error,
             )
     return found

@@ -352,16 +352,23 @@ def test_a_link_to_nothing_in_the_place_of_a_sweep_is_named(tmp_path):
     assert "mine: a link to /nonexistent, which is not there; mount that disk" in said
 
 
-def test_a_terminal_of_another_encoding_gets_question_marks():
+@pytest.mark.parametrize(
+    ("encoding", "printed", "shown"),
+    [
+        ("latin-1", "0.1\u2013\u20ac", b"0.1??\n"),
+        ("utf-8", "caf\udce9/\u20ac", b"caf\xe9/\xe2\x82\xac\n"),
+    ],
+)
+def test_what_a_terminal_lacks_is_a_question_mark_and_paths_stay_whole(encoding, printed, shown):
     script = (
         "import sys, typer; from orchestrator import cli; "
-        "cli.app = lambda: typer.echo('0.1\u2013\u20ac'); cli.main()"
+        f"cli.app = lambda: typer.echo({printed!a}); cli.main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        env={**os.environ, "PYTHONIOENCODING": encoding},
         capture_output=True,
         check=True,
     )
 
-    assert done.stdout == b"0.1??\n"
+    assert done.stdout == shown

@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 
@@ -97,7 +98,15 @@ def test_following_goes_on_into_the_next_attempt_and_ends_with_the_trial(trial):
 
 
 @pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize("controller", [None, {"ended_at": 1.0}, {"trial_ids": ["dense-other"]}])
+@pytest.mark.parametrize(
+    "controller",
+    [
+        None,
+        {"ended_at": 1.0},
+        {"ended_at": 1.0, "trial_ids": None},
+        {"trial_ids": ["dense-other"]},
+    ],
+)
 def test_following_ends_where_nothing_will_start_the_trial(trial, started, controller):
     if controller is not None:
         control(trial, **controller)
@@ -115,6 +124,23 @@ def test_following_ends_where_nothing_will_start_the_trial(trial, started, contr
     else:
         with pytest.raises(StoreError, match="no attempt was started yet"):
             list(texts)
+
+
+def test_a_controller_of_another_machine_is_believed_gone_after_a_while(trial, monkeypatch):
+    """Shared storage shows its heartbeat late."""
+    control(trial, host="elsewhere")
+    end(start(trial, "first attempt"), final=False, outcome="killed", reason="oom")
+    looks, now = [], itertools.count(step=10.0)
+
+    def living(records):
+        looks.append(records)
+        return {trial.path.parent.parent} if len(looks) == 4 else set()
+
+    monkeypatch.setattr(logs, "living", living)
+    texts = logs.read(trial, follow=True, wait=lambda: None, clock=lambda: next(now))
+
+    assert "".join(texts).endswith(f"oom\n{logs.NOTHING_RUNS}")
+    assert len(looks) > 4, "the beat was seen after all, and counts anew"
 
 
 def test_following_waits_for_a_job_in_a_queue(trial):
