@@ -7,8 +7,10 @@ import pytest
 
 from orchestrator.control import node_exclusion, retry_policy
 from orchestrator.node import hang_detection, supervisor
+from orchestrator.planning import design_checks
 from orchestrator.records.trial_spec import Logging, Outcome, Retries
 from orchestrator.sweep import registry
+from orchestrator.sweep.load import load_sweep
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architectures.md").read_text()
 UNITS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -89,6 +91,18 @@ def test_every_outcome_has_its_row_and_the_numbers_are_those_of_the_code():
     ):
         assert said in page, said
     assert (retry_policy.STUCK_ATTEMPTS, node_exclusion.MIN_CONFIGURATIONS) == (5, 3)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/first-sweep.md", "docs/sweep-files.md"])
+def test_the_sweep_that_a_page_begins_with_is_a_fair_one(page, tmp_path):
+    shown = re.findall(r"```yaml\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    (text,) = [block for block in shown if "\nname: memory_recall\n" in block]
+    (tmp_path / "shown.yaml").write_text(text)
+
+    trials = load_sweep(tmp_path / "shown.yaml").trials
+
+    assert {trial.architecture for trial in trials} == {"dense", "memory_plus"}
+    assert [note for note in design_checks.notes(trials) if "train." in note] == []
 
 
 def test_the_code_on_the_page_for_architectures_is_that_of_its_example():
