@@ -4,11 +4,10 @@ Needs the `tokenizers` package; SentencePiece models need `sentencepiece` too.
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,11 @@ SEPARATOR_TEXT = "<|sep|>"
 """Document separator of a tokenizer trained here."""
 MIN_VOCAB_SIZE = 257
 """Every byte and the separator."""
-_Item = TypeVar("_Item")
 _KNOWN_SEPARATORS = (SEPARATOR_TEXT, "<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]")
+
+
+_UNKNOWN = "\ufffe"
+"""A text that no vocabulary has: of no character."""
 
 
 class TokenizerModel(Protocol):
@@ -44,7 +46,10 @@ class TokenizerModel(Protocol):
         """Return the text of some ids."""
 
     def lost_share(self, texts: list[str]) -> float:
-        """Return the share of texts that no token stands for: unknown, or dropped."""
+        """Return the share of texts that no token stands for: unknown, or dropped.
+
+        White space does not count.
+        """
 
     def save(self, path: Path) -> None:
         """Write a file that `load` reads."""
@@ -76,28 +81,35 @@ class HuggingFaceModel:
         return str(self._model.decode(ids, skip_special_tokens=False))
 
     def lost_share(self, texts: list[str]) -> float:
-        """Return the share of unknown tokens; where there is no such token, of dropped letters."""
-        model = json.loads(self._model.to_str())["model"]
+        """Return the share of characters in no token, or in an unknown one; see `TokenizerModel`.
+
+        What the normalizer drops is not counted, as accents.
+        """
+        settings = json.loads(self._model.to_str())
+        model = settings["model"]
+        if model["type"] == "BPE" and model["unk_token"] is None:
+            # What it drops shifts the offsets behind; what is unknown does not.
+            model["unk_token"] = _UNKNOWN
+            model["vocab"][_UNKNOWN] = self.size()
         unknown = model.get("unk_id")  # of Unigram; others name its text
         if model.get("unk_token") is not None:
-            unknown = self.token_to_id(model["unk_token"])
-        if unknown is not None:
-            return _share(self.encode(texts), lambda token: token == unknown)
-        affixes = (model.get("continuing_subword_prefix"), model.get("end_of_word_suffix"))
-        if model.get("type") != "BPE" or model.get("byte_fallback") or any(affixes):
-            return 0.0
-        # Merging begins with single letters, which stand for bytes in a byte-level BPE.
-        vocabulary = model["vocab"]
-        return _share(map(self._letters, texts), lambda letter: letter not in vocabulary)
-
-    def _letters(self, text: str) -> str:
-        """Return what the model is given, words joined."""
-        normalizer, splitter = self._model.normalizer, self._model.pre_tokenizer
-        if normalizer is not None:
-            text = normalizer.normalize_str(text)
-        if splitter is None:
-            return text
-        return "".join(word for word, _ in splitter.pre_tokenize_str(text))
+            unknown = model["vocab"].get(model["unk_token"])
+        if self._model.normalizer is not None:
+            texts = [self._model.normalizer.normalize_str(text) for text in texts]
+        # Where a normalizer joins characters, or a post-processor trims spaces, offsets have gaps.
+        settings |= {"normalizer": None, "post_processor": None}
+        bare = HuggingFaceModel(type(self._model).from_str(json.dumps(settings)))
+        lost = 0
+        for text in texts:  # one by one: an encoding is large beside its text
+            encoding, end = bare._model.encode(text, add_special_tokens=False), 0
+            for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
+                if start > end:
+                    lost += _n_visible(text[end:start])
+                if token == unknown:
+                    lost += _n_visible(text[max(start, end) : stop])
+                end = max(end, stop)
+            lost += _n_visible(text[end:])
+        return lost / max(1, sum(map(_n_visible, texts)))
 
     def save(self, path: Path) -> None:
         """Write a tokenizer.json."""
@@ -145,21 +157,17 @@ class SentencePieceModel:
 
     def lost_share(self, texts: list[str]) -> float:
         """Return the share of unknown tokens."""
-        unknown = self._model.unk_id()
-        return _share(self.encode(texts), lambda token: token == unknown)
+        unknown, ids = self._model.unk_id(), self.encode(texts)
+        return sum(row.count(unknown) for row in ids) / max(1, sum(map(len, ids)))
 
     def save(self, path: Path) -> None:
         """Write the model as it was read."""
         path.write_bytes(self._bytes)
 
 
-def _share(rows: Iterable[Iterable[_Item]], chosen: Callable[[_Item], bool]) -> float:
-    """Return the share of the chosen among all items of all rows; 0 if there are none."""
-    counts = Counter[_Item]()
-    for row in rows:
-        counts.update(row)
-    n_chosen = sum(n for item, n in counts.items() if chosen(item))
-    return n_chosen / max(1, counts.total())
+def _n_visible(text: str) -> int:
+    """Return the number of characters that are no white space."""
+    return len("".join(text.split()))
 
 
 def saved_tokenizer(folder: Path) -> Path | None:
@@ -196,7 +204,7 @@ class TextTokenizer:
         return self.model.decode([int(token) for token in tokens])
 
     def lost_share(self, texts: list[str]) -> float:
-        """Return the share of texts that no token stands for: unknown, or dropped."""
+        """Return the share of texts that no token stands for; see `TokenizerModel`."""
         return self.model.lost_share(texts)
 
     def save(self, path: Path) -> None:

@@ -3,12 +3,9 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar, NamedTuple
-
-from jinja2 import Environment, Template
 
 from workloads.evaluation import suite as suites
 from workloads.evaluation import task_rows
@@ -134,7 +131,7 @@ def _rows(data: Path, task: TaskSpec, limit: int | None) -> tuple[list[Row], lis
 def _tokens(
     task: TaskSpec, rows: list[Row], examples: list[Row], *, seq_len: int, n_rows: int
 ) -> TokenCount:
-    prompt = _template(task.prompt)
+    prompt = task_rows.template(task.prompt)
 
     def length(row: Row, text: str) -> float:
         return len((prompt.render(row) + text).encode()) / BYTES_PER_TOKEN
@@ -167,9 +164,4 @@ def _target(task: TaskSpec, row: Row) -> str:
         return str(row["choices"][row["label"]])
     if task.kind == "answer":
         return str(row["answers"][0])
-    return "" if task.kind == "contexts" else _template(task.target).render(row)
-
-
-@lru_cache
-def _template(text: str) -> Template:
-    return Environment().from_string(text)
+    return "" if task.kind == "contexts" else task_rows.template(task.target).render(row)

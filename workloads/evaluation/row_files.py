@@ -6,8 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from workloads.data.readers.csv_cells import csv_rows
-from workloads.data.readers.lines import file_format, json_rows
+from workloads.data.readers.csv_cells import csv_cells
+from workloads.data.readers.lines import file_format, json_rows, numbered_lines
 from workloads.data.readers.problems import Problems
 from workloads.evaluation.published_rows import in_our_fields
 
@@ -40,7 +40,8 @@ def _parquet_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[st
 
 def _csv_rows(path: Path, problems: Problems) -> Iterator[tuple[int, dict[str, Any]]]:
     header: tuple[str, ...] | None = None
-    for line, cells in csv_rows(path, problems, LOG.warning):
+    lines = numbered_lines(path, problems)
+    for line, cells in csv_cells(lines, path, problems, LOG.warning):
         if not any(cells):
             continue
         if header is None:

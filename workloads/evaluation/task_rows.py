@@ -3,6 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -120,17 +121,16 @@ def without_solved(task: TaskSpec, asked: Sequence[Row], examples: Sequence[Row]
     Raises:
         DataError: If there is none.
     """
-    prompt = Environment().from_string(task.prompt)
     shown: dict[Any, list[Row]] = {}
     for row in examples:
         of_field = shown.setdefault(task.shots_of and row[task.shots_of], [])
         if len(of_field) < task.shots:
             of_field.append(row)
-    solved = {(field, _asks(task, row, prompt)) for field, rows in shown.items() for row in rows}
+    solved = {(field, _asks(task, row)) for field, rows in shown.items() for row in rows}
     open_rows = [
         row
         for row in asked
-        if (task.shots_of and row[task.shots_of], _asks(task, row, prompt)) not in solved
+        if (task.shots_of and row[task.shots_of], _asks(task, row)) not in solved
     ]
     if not open_rows:
         raise DataError(
@@ -151,12 +151,19 @@ def without_solved(task: TaskSpec, asked: Sequence[Row], examples: Sequence[Row]
     return open_rows
 
 
-def _asks(task: TaskSpec, row: Row, prompt: Template) -> Hashable:
+def _asks(task: TaskSpec, row: Row) -> Hashable:
     """Return what tells a question from others: its text, and the right one of its options."""
     right = None
     if task.options_field is not None and "label" in task.row_fields:
         right = row[task.options_field][row["label"]]
-    return prompt.render(row), right, row.get("continuation") if task.kind == "contexts" else None
+    continuation = row.get("continuation") if task.kind == "contexts" else None
+    return template(task.prompt).render(row), right, continuation
+
+
+@lru_cache
+def template(text: str) -> Template:
+    """Return the template of a task's text, which a row fills."""
+    return Environment().from_string(text)
 
 
 def _fault(row: Row, task: TaskSpec) -> tuple[str, str] | None:

@@ -241,7 +241,7 @@ def _train(
 
     sample = counted(encoded for rank, encoded in ranked() if rank < share)
     tokenizer = train(sample, vocab_size=choice.vocab_size)
-    if share < 1 and n_bytes < choice.sample_bytes / 2:  # of a few large documents
+    if not n_bytes:  # of a few large documents
         sample = counted(_lowest(ranked(), choice.sample_bytes))
         tokenizer = train(sample, vocab_size=choice.vocab_size)
     log(f"trained a tokenizer on {n_bytes / 1e6:,.2f} MB of text")

@@ -18,7 +18,7 @@ _FILES = 8
 """Files that are looked at, at most, spread evenly: each of the hub costs a request or several."""
 _DOCUMENTS = 200
 """First documents of each."""
-_CHARS = 10_000
+_CHARS = 4_000
 """Beginning of each document."""
 
 

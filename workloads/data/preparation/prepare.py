@@ -2,14 +2,15 @@
 
 The folder also holds an index and the manifest. A folder is complete once it has a manifest.
 `request.json` says what it is prepared from: the same call goes on where it was killed, another one
-is refused. The flock of `NAME.lock` beside the folder is held meanwhile.
+is refused. The flock of `.lock` in the folder is held while it is filled.
 """
 
+import errno
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,10 @@ _WRITTEN = re.compile(
     r"|(train|valid)(-\d{5}\.bin|\.documents\.bin|\.json)"
 )
 """Names of the files in a prepared folder."""
+_LOCK = ".lock"
+"""Stays in the folder, so that everybody locks the same file."""
+_NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+"""Of file systems without it."""
 
 
 def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifest:
@@ -59,19 +64,6 @@ def prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifes
     Raises:
         DataError: If something cannot be used; one line per mistake.
     """
-    out = request.out.resolve()
-    lock, waiting = out.parent / f"{out.name}.lock", f"waiting: another process prepares {out}"
-    with ExitStack() as held:
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(hold_lock(lock, lambda: log(waiting)))
-        except OSError as error:
-            fix = "let --out lie in a folder that you may write to"
-            raise DataError([f"{lock}: cannot be locked ({error.strerror}); {fix}"]) from error
-        return _prepare(request, log)
-
-
-def _prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManifest:
     hub, sources = find_inputs(request, log)
     against = expand(request.against)
     are_tokens = _check(request, sources, against)
@@ -90,10 +82,53 @@ def _prepare(request: PrepareRequest, log: Callable[[str], None]) -> TokenManife
     inputs = [source.path for source in sources if isinstance(source.path, Path)] + [*against]
     if request.tokenizer is not None:
         inputs.append(Path(request.tokenizer).expanduser())
-    finished = _begin(request.out, asked, inputs)
-    if finished is not None:
-        log(f"{request.out} is complete already")
-        return finished
+    # Looked at twice: a complete folder may be read-only, and one that is filled changes meanwhile.
+    finished = _finished(request.out, asked, inputs)
+    if finished is None:
+        with _locked(request.out, log):
+            finished = _finished(request.out, asked, inputs)
+            if finished is None:
+                _begin(request.out, asked)
+                return _fill(request, sources, records, unread, against, are_tokens, log)
+    log(f"{request.out} is complete already")
+    return finished
+
+
+@contextmanager
+def _locked(out: Path, log: Callable[[str], None]) -> Iterator[None]:
+    """Make the folder, and hold its lock where the file system has locks.
+
+    Raises:
+        DataError: If the folder may not be written to.
+    """
+    with ExitStack() as held:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            waiting = f"waiting: another process prepares {out}"
+            held.enter_context(hold_lock(out / _LOCK, lambda: log(waiting)))
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EROFS):
+                fix = "change --out to a folder that you may write to"
+                raise DataError([f"{out}: cannot be written ({error.strerror}); {fix}"]) from error
+            if error.errno not in _NO_FLOCK:
+                raise
+            log(f"{out}: has no lock ({error.strerror}): prepare it in one process at a time")
+        yield
+
+
+def _fill(
+    request: PrepareRequest,
+    sources: Sequence[CorpusInput],
+    records: Sequence[Mapping[str, Any]],
+    unread: Sequence[tuple[int, int] | None],
+    against: Sequence[Path],
+    are_tokens: bool,
+    log: Callable[[str], None],
+) -> TokenManifest:
+    """Write the tokens and the manifest, or what is left of them.
+
+    `unread` are the versions of the sources before they were hashed.
+    """
     if are_tokens:
         manifest = _link(request, sources, records)
     else:
@@ -171,40 +206,57 @@ def _wrong_for_tokens(request: PrepareRequest) -> list[str]:
     return wrong
 
 
-def _begin(out: Path, asked: Mapping[str, Any], inputs: Sequence[Path]) -> TokenManifest | None:
-    """Claim the folder for this request; return the manifest if it is complete already.
+def _finished(out: Path, asked: Mapping[str, Any], inputs: Sequence[Path]) -> TokenManifest | None:
+    """Return the manifest of a folder that is complete already, None if it may be filled.
 
     Raises:
         DataError: If the folder holds something else.
     """
     begun, complete = begun_request(out), (out / MANIFEST).exists()
     if begun is not None:
-        if begun == json.loads(json.dumps(asked)):
+        if begun == _as_json(asked):
             return TokenManifest.load(out / MANIFEST) if complete else None
         if complete or (out / "progress.json").exists():
             raise DataError(
                 [f"{out}: holds tokens of other sources or settings; delete it or change --out"]
             )
-        _remove_attempt(out, inputs)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        _check_attempt(out, inputs)
+    elif out.exists() and (not out.is_dir() or _content(out)):
         raise DataError([f"{out}: exists and holds something else; change --out"])
-    out.mkdir(parents=True, exist_ok=True)
-    scratch = out / f"{REQUEST}.tmp"
-    scratch.write_text(json.dumps(asked, indent=1))
-    scratch.replace(out / REQUEST)
     return None
 
 
-def _remove_attempt(out: Path, inputs: Sequence[Path]) -> None:
-    """Remove what a call left that came to nothing, perhaps for a mistake mended since.
+def _begin(out: Path, asked: Mapping[str, Any]) -> None:
+    """Claim the folder for this request, after removing what an attempt at another one left."""
+    if begun_request(out) == _as_json(asked):
+        return
+    for path in _content(out):
+        if path.name != REQUEST:  # is replaced: a folder without it would count as somebody else's
+            path.unlink()
+    scratch = out / f"{REQUEST}.tmp"
+    scratch.write_text(json.dumps(asked, indent=1))
+    scratch.replace(out / REQUEST)
+
+
+def _as_json(asked: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(asked))
+
+
+def _content(out: Path) -> list[Path]:
+    """Return what is in the folder, but for what says nothing about it."""
+    return sorted(path for path in out.iterdir() if path.name not in (_LOCK, f"{REQUEST}.tmp"))
+
+
+def _check_attempt(out: Path, inputs: Sequence[Path]) -> None:
+    """Check that all is of a call that came to nothing, perhaps for a mistake mended since.
 
     Raises:
         DataError: If there is anything else in the folder, such as an input of this call.
     """
-    found, read = sorted(out.iterdir()), {path.resolve() for path in inputs}
+    read = {path.resolve() for path in inputs}
     others = [
         path.name
-        for path in found
+        for path in _content(out)
         if not _WRITTEN.fullmatch(path.name)
         or not (path.is_symlink() or (path.is_file() and path.resolve() not in read))
     ]
@@ -215,8 +267,6 @@ def _remove_attempt(out: Path, inputs: Sequence[Path]) -> None:
                 "it; move that elsewhere, or change --out"
             ]
         )
-    for path in found:
-        path.unlink()
 
 
 def _link(

@@ -363,7 +363,9 @@ def test_the_lowest_ranks_are_taken_and_the_last_is_cut(texts, n_bytes):
     assert b"".join(local_text._lowest(ranked, n_bytes)) == in_order[:n_bytes]
 
 
-def test_an_ordinary_sample_is_whole_documents_by_hash(corpus_file, cache, monkeypatch):
+@pytest.mark.parametrize(("numbers", "n_bytes"), [(range(300), 4_000), (range(2_600, 2_700), 800)])
+def test_a_sample_is_whole_documents_by_hash(tmp_path, cache, monkeypatch, numbers, n_bytes):
+    """However few they are: of the second, 209 bytes. No identity names another rule."""
     samples = []
 
     def train(texts, *, vocab_size):
@@ -371,8 +373,10 @@ def test_an_ordinary_sample_is_whole_documents_by_hash(corpus_file, cache, monke
         return tokenizers.train(samples[-1], vocab_size=vocab_size)
 
     monkeypatch.setattr(local_text, "train", train)
-    corpus = Config(path=corpus_file, vocab_size=300, tokenizer_bytes=4_000).prepare(cache)
-    share = 4_000 / sum(len(document(i).encode()) for i in range(300))
+    texts = [document(i) for i in numbers]
+    path = write_jsonl(tmp_path / "c.jsonl", texts)
+    corpus = Config(path=path, vocab_size=300, tokenizer_bytes=n_bytes).prepare(cache)
+    share = n_bytes / sum(len(text.encode()) for text in texts)
     trained = texts_of(cache, corpus.train)
     assert samples == [[t for t in trained if unit_hash(t.encode(), "tokenizer") < share]]
 

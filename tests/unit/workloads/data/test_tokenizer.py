@@ -1,6 +1,8 @@
+import unicodedata
+
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
 from workloads.data.readers.problems import DataError
 from workloads.data.tokenizer import MIN_VOCAB_SIZE, SEPARATOR_TEXT, load, token_dtype, train
@@ -76,39 +78,96 @@ BYTES = pre_tokenizers.ByteLevel.alphabet()
 WITHOUT_ACCENTS = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
 
 
+BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
+METASPACE = pre_tokenizers.Metaspace()
+BERT = pre_tokenizers.BertPreTokenizer()
+UNKNOWN = "[UNK]"
+
+
 @pytest.mark.parametrize(
-    ("model", "trainer", "normalizer", "lost"),
+    ("model", "trainer", "normalizer", "splitter", "lost"),
     [
-        (models.BPE(), trainers.BpeTrainer(initial_alphabet=BYTES), None, 0),
-        (models.BPE(), trainers.BpeTrainer(initial_alphabet=BYTES), normalizers.NFD(), 0),
-        (models.BPE(), trainers.BpeTrainer(), None, 4 / 10),
-        (models.BPE(), trainers.BpeTrainer(), WITHOUT_ACCENTS, 2 / 8),
+        (models.BPE(), trainers.BpeTrainer(initial_alphabet=BYTES), None, BYTE_LEVEL, 0),
         (
-            models.BPE(unk_token="[UNK]"),
-            trainers.BpeTrainer(special_tokens=["[UNK]"]),
-            None,
-            4 / 7,
+            models.BPE(),
+            trainers.BpeTrainer(initial_alphabet=BYTES),
+            normalizers.NFC(),
+            BYTE_LEVEL,
+            0,
         ),
         (
-            models.WordLevel(unk_token="[UNK]"),
-            trainers.WordLevelTrainer(special_tokens=["[UNK]"]),
+            models.BPE(),
+            trainers.BpeTrainer(initial_alphabet=BYTES),
+            normalizers.ByteLevel(),
             None,
-            1 / 3,
+            0,
+        ),
+        (models.BPE(), trainers.BpeTrainer(), None, BYTE_LEVEL, 2 / 6),
+        (models.BPE(), trainers.BpeTrainer(), None, None, 2 / 6),
+        (models.BPE(), trainers.BpeTrainer(), None, METASPACE, 2 / 6),
+        (models.BPE(), trainers.BpeTrainer(), None, pre_tokenizers.Whitespace(), 2 / 6),
+        (models.BPE(), trainers.BpeTrainer(), WITHOUT_ACCENTS, BYTE_LEVEL, 2 / 6),
+        (models.BPE(unk_token=UNKNOWN), trainers.BpeTrainer(), None, BYTE_LEVEL, 2 / 6),
+        (models.BPE(unk_token=UNKNOWN, fuse_unk=True), trainers.BpeTrainer(), None, None, 2 / 6),
+        (models.WordLevel(unk_token=UNKNOWN), trainers.WordLevelTrainer(), None, BERT, 3 / 6),
+        (models.WordPiece(unk_token=UNKNOWN), trainers.WordPieceTrainer(), None, BERT, 3 / 6),
+        (
+            models.Unigram(),
+            trainers.UnigramTrainer(unk_token=UNKNOWN),
+            normalizers.NFKC(),
+            METASPACE,
+            2 / 6,
         ),
     ],
 )
-def test_lost_text_is_unknown_tokens_or_dropped_letters(tmp_path, model, trainer, normalizer, lost):
+@pytest.mark.filterwarnings("ignore")
+def test_lost_text_is_unknown_or_dropped_but_for_white_space(
+    tmp_path, model, trainer, normalizer, splitter, lost
+):
     made = Tokenizer(model)
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if splitter is not None:
+        made.pre_tokenizer = splitter
     if normalizer is not None:
         made.normalizer = normalizer
-    made.train_from_iterator(["ab c d"], trainer)
+    made.post_processor = processors.ByteLevel(trim_offsets=True)
+    trainer.special_tokens = [UNKNOWN]
+    made.train_from_iterator(["ab c d"] * 9, trainer)
     made.add_special_tokens(["[SEP]"])
     made.save(str(tmp_path / "t.json"))
     tokenizer = load(tmp_path / "t.json", vocab_size=None)
-    # ó and ż are two bytes each.
     assert tokenizer.lost_share(["ab c dóż"]) == pytest.approx(lost)
-    assert tokenizer.lost_share(["ab c d"]) == tokenizer.lost_share([]) == 0
+    assert tokenizer.lost_share(["ab\n\tc  d"]) == tokenizer.lost_share([" "]) == 0
+    assert tokenizer.lost_share([]) == 0
+
+
+def test_letters_that_are_added_tokens_are_not_lost(tmp_path):
+    made = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    made.add_tokens([" ", "\n", "é"])
+    made.add_special_tokens(["[SEP]"])
+    made.save(str(tmp_path / "t.json"))
+    tokenizer = load(tmp_path / "t.json", vocab_size=None)
+    assert tokenizer.lost_share(["ab a\né"]) == 0
+    assert tokenizer.lost_share(["ab a\néx"]) == 1 / 5
+
+
+def test_what_a_model_drops_is_told_from_what_comes_behind(tmp_path):
+    """Offsets of BPE without an unknown token are shifted by what it drops."""
+    made = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    made.add_special_tokens(["[SEP]"])
+    made.save(str(tmp_path / "t.json"))
+    tokenizer = load(tmp_path / "t.json", vocab_size=None)
+    assert tokenizer.lost_share(["a\n\n\nb"]) == 0
+    assert tokenizer.lost_share(["a日b \n"]) == 1 / 3
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.NFC(), normalizers.NFKC()])
+def test_characters_that_a_normalizer_joins_are_not_lost(tmp_path, normalizer):
+    made = Tokenizer(models.BPE(vocab={"é": 0, "각": 1}, merges=[]))
+    made.normalizer = normalizer
+    made.add_special_tokens(["[SEP]"])
+    made.save(str(tmp_path / "t.json"))
+    texts = [unicodedata.normalize("NFD", "é각")]
+    assert load(tmp_path / "t.json", vocab_size=None).lost_share(texts) == 0
 
 
 def test_a_sentencepiece_model_gives_the_ids_of_its_library(tmp_path):

@@ -355,6 +355,17 @@ def test_a_tokenizer_can_be_loaded(files, cache, tmp_path):
     assert corpus.epoch(0, seed=0).max() < 300
 
 
+def test_a_tokenizer_without_tokens_for_the_facts_is_refused(files, cache, tmp_path):
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(["the quick"], trainers.BpeTrainer(special_tokens=["</s>"]))
+    made.save(str(tmp_path / "t.json"))
+    config = Config(**files, tokenizer=str(tmp_path / "t.json"))
+    with pytest.raises(DataError, match=r"t\.json: has no tokens for \d\d\.\d% of the text"):
+        config.prepare(cache)
+
+
 def test_a_tokenizer_that_loses_spaces_between_pieces_is_refused(files, cache, tmp_path):
     model = Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.Metaspace()
