@@ -25,6 +25,7 @@ from functools import partial
 
 import gpu_timing
 import torch
+from gpu_required import require_gpu
 from torch import Tensor
 
 from workloads.distributed.hash_partition import HashPartition
@@ -38,6 +39,7 @@ HEADS = ("reads", "kernels", "columns x rows at a time", "forward", "products", 
 def main() -> None:
     """Print a line for each kind of reads and layout."""
     arguments = _arguments()
+    require_gpu(arguments.device)
     if arguments.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
         name = "CPU, interpreted"

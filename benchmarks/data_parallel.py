@@ -11,13 +11,14 @@ clipping and optimizer. The four ways take turns on the same model and the same 
 nothing, so it is what the others cannot beat; `after` starts every message when the backward pass
 has ended; `during` is what `memscale` trains with; `ddp` is `DistributedDataParallel` with its
 defaults but for gradients as views, and `no_sync` in all passes but the last. `hidden` is the share
-of the time that summing afterwards costs which summing during the pass does not. `apart` is the
-largest difference from `after`'s gradients over their norm, of the parameter where it is largest;
-`again` is that of a second pass of `after`, since not every kernel on a GPU repeats its bits.
-Medians, of the slowest rank.
+of the time that summing afterwards costs which summing during the pass does not, and `-` where that
+cost is within twice its standard error over the repeats. `apart` is the largest difference from
+`after`'s gradients over their norm, of the parameter where it is largest; `again` is that of a second
+pass of `after`, since not every kernel on a GPU repeats its bits. Medians, of the slowest rank.
 """
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -27,6 +28,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from gpu_required import require_gpu
 from own_ranks import run_ranks
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -43,6 +45,7 @@ WAYS = ("alone", "after", "during", "ddp")
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu(arguments.device)
     line = "| " + " | ".join(["{}"] * len(COLUMNS)) + " |"
     if not arguments.markdown:
         line = "{:14}  {:>9}" + "  {:>9}" * 4 + "  {:>7}  {:>13}" + "  {:>9}" * 3
@@ -137,8 +140,15 @@ def _measured(
         "architecture": name,
         "params": sum(p.numel() for p in model.parameters()),
         "seconds": medians,
+        "noise_s": max(world.all_gather_objects(_noise_s(seconds))),
         "apart": apart,
     }
+
+
+def _noise_s(seconds: dict[str, list[float]]) -> float:
+    """Return twice the standard error of what summing afterwards costs, in seconds."""
+    costs = [after - alone for after, alone in zip(seconds["after"], seconds["alone"], strict=True)]
+    return 2 * statistics.stdev(costs) / math.sqrt(len(costs)) if len(costs) > 1 else math.inf
 
 
 def _nothing() -> None:
@@ -178,7 +188,10 @@ def _print(row: dict[str, Any], line: str) -> None:
             row["architecture"],
             f"{row['params'] / 1e6:,.1f} M",
             *(f"{1e3 * s[way]:.2f}" for way in WAYS),
-            *(f"{(s['after'] - s[way]) / cost:.0%}" for way in ("during", "ddp")),
+            *(
+                f"{(s['after'] - s[way]) / cost:.0%}" if cost > row["noise_s"] else "-"
+                for way in ("during", "ddp")
+            ),
             *(f"{row['apart'][way]:.1e}" for way in ("after again", "during", "ddp")),
         ),
         flush=True,

@@ -14,6 +14,7 @@ import argparse
 import gc
 import json
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from gpu_required import require_gpu
 from gpu_timing import captured, copy_gbps, median_ms
 from plain_decode import PlainDecoder, Shape
 from torch import Tensor, nn
@@ -49,6 +51,7 @@ TINY: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu(arguments.device)
     cuda = arguments.device == "cuda"
     print(
         f"{torch.cuda.get_device_name() if cuda else 'CPU'}, torch {torch.__version__}, context {arguments.context}"
@@ -66,9 +69,11 @@ def main() -> None:
         "copy_gbps": gbps,
         "rows": rows,
     }
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "decode_latency.json").write_text(json.dumps(out, indent=1) + "\n")
-    _attempt("figure", lambda: _figure(rows, arguments.out / "decode_latency"))
+    folder = arguments.out or Path(tempfile.mkdtemp(prefix="decode_latency_"))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "decode_latency.json").write_text(json.dumps(out, indent=1) + "\n")
+    _attempt("figure", lambda: _figure(rows, folder / "decode_latency"))
+    print(f"\nwritten into {folder}")
     if _failed:
         sys.exit(f"failed: {'; '.join(_failed)}")
 
@@ -350,7 +355,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", default=",".join(KINDS))
     parser.add_argument("--batches", default=None)
     parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--out", type=Path, default=Path("decode_latency"))
+    parser.add_argument(
+        "--out", type=Path, help="folder for the numbers and the figure; a temporary one by default"
+    )
     arguments = parser.parse_args()
     arguments.batches = arguments.batches or ("1,3" if arguments.tiny else "1,4,16,64,256")
     return arguments

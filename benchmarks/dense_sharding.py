@@ -18,6 +18,7 @@ from functools import partial
 from typing import get_args
 
 import torch
+from gpu_required import require_gpu
 from own_ranks import run_ranks
 
 from orchestrator.sweep import registry
@@ -34,6 +35,7 @@ COLUMNS = ("architecture", "params", "dense parameters", "step ms", "peak GB", "
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu(arguments.device)
     line = "| " + " | ".join(["{}"] * len(COLUMNS)) + " |"
     if not arguments.markdown:
         line = "{:14}  {:>9}  {:>17}" + "  {:>9}" * 4

@@ -17,6 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from gpu_required import require_gpu
 from gpu_timing import captured, median_ms
 from torch import Tensor
 from torch.nn import functional
@@ -67,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiles", action="store_true", help="time every kernel with other tiles")
     arguments = parser.parse_args()
+    require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(
         "\n| d_model | block | launched ms | graph ms | over dense | error |\n|---|---|---|---|---|---|"

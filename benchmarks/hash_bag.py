@@ -30,6 +30,7 @@ from typing import Any
 import gpu_timing
 import torch
 import triton
+from gpu_required import require_gpu
 from gpu_timing import median_ms
 from torch import Tensor
 from torch.nn import functional
@@ -91,6 +92,7 @@ def main() -> None:
         "--one-hot", action="store_true", help="time products with one-hot matrices"
     )
     arguments = parser.parse_args()
+    require_gpu()
     if arguments.one_hot:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}", flush=True)
         for shape in ONE_HOT_SHAPES:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from gpu_required import require_gpu
 from gpu_timing import median_ms
 from torch import Tensor
 from torch.nn import functional
@@ -56,6 +57,7 @@ def main() -> None:
         if not Path(file).is_file():
             parser.error(f"--beside {named}: no file {file!r}; write FILE:FUNCTION")
         losses[named] = runpy.run_path(file)[function]
+    require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(LINE.format("size", "head and loss", "ms", "GB more", "loss, nats per token"))
     print("|---|---|---|---|---|")

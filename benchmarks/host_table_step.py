@@ -24,6 +24,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from gpu_required import require_gpu
 from torch import Tensor, nn
 
 from workloads.architectures import engram
@@ -50,6 +51,7 @@ Step = TrainStep | CapturedStep
 def main() -> None:
     """Print one line per width, base and kind of tokens."""
     arguments = _arguments()
+    require_gpu(arguments.device)
     here = torch.device(arguments.device, 0)  # with a number, as a rank's
     gpu = torch.cuda.get_device_name() if here.type == "cuda" else "CPU"
     print(

@@ -22,6 +22,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
+from gpu_required import require_gpu
 from gpu_timing import median_ms
 from reads import draw_ids
 from torch import Tensor, nn
@@ -39,6 +40,7 @@ TUNING = "{:>7} {:>15} | {:>8} {:>9} {:>9} {:>12} | {:>13} {:>10} {:>5}"
 def main() -> None:
     """Print both tables."""
     arguments = _arguments()
+    require_gpu()
     torch.manual_seed(0)
     on_device = _table(arguments)
     bus_gbps = _bus_gbps()

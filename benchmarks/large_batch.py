@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_required import require_gpu
 from training_speed import Rates, text
 
 from orchestrator.sweep import registry
@@ -29,6 +30,7 @@ HEADS = ("batch", "micro-batches", "K tokens/s", "peak GiB", "estimate GiB", "fi
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu(arguments.device)
     device = torch.cuda.get_device_name() if arguments.device == "cuda" else "CPU"
     print(f"{device}, torch {torch.__version__}; {arguments.only} {arguments.preset}, ", end="")
     print(f"{arguments.table_optimizer}, micro-batches of {arguments.tokens:,} tokens\n")

@@ -21,6 +21,7 @@ from functools import partial
 import gpu_timing
 import torch
 import triton
+from gpu_required import require_gpu
 from gpu_timing import captured, median_ms
 from torch import Tensor
 
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="time other tilings of each pass")
     parser.add_argument("--seq-lens", default="512,2048", help="512,2048 if not given")
     arguments = parser.parse_args()
+    require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     gbps = gpu_timing.copy_gbps()
     print(f"copy {gbps:,.0f} GB/s; {TOKENS:,} tokens, {HEADS} heads, bf16; medians")

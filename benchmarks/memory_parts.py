@@ -20,6 +20,7 @@ from types import ModuleType
 
 import gpu_timing
 import torch
+from gpu_required import require_gpu
 from gpu_timing import median_ms
 from torch import Tensor
 
@@ -59,6 +60,7 @@ def main() -> None:
     )
     parser.add_argument("--before", help="file of earlier gradients of the selection")
     arguments = parser.parse_args()
+    require_gpu()
     before = _module(arguments.before) if arguments.before else None
     gbps = gpu_timing.copy_gbps()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {gbps:,.0f} GB/s")

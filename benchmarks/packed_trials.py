@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
+from gpu_required import require_gpu
 from training_speed import SHAPES, text
 from trial_parts import table
 
@@ -57,6 +58,7 @@ class Done(NamedTuple):
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu(arguments.device)
     on_gpu = arguments.device == "cuda"
     print(f"{torch.cuda.get_device_name() if on_gpu else 'CPU'}, torch {torch.__version__}")
     ways = arguments.ways.split(",") + (["peer"] if arguments.peer else [])

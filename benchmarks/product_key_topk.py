@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 import triton
+from gpu_required import require_gpu
 from torch import Tensor
 from triton.testing import do_bench
 
@@ -29,6 +30,7 @@ SCORE_BYTES = 2**32
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu()
     torch.manual_seed(0)
     tokens, heads, half = arguments.tokens, arguments.heads, arguments.half_key_dim
     n_keys, knn = arguments.n_keys, arguments.knn

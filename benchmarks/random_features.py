@@ -16,6 +16,7 @@ from functools import partial
 
 import gpu_timing
 import torch
+from gpu_required import require_gpu
 from gpu_timing import captured, median_ms
 from torch import Tensor
 
@@ -35,6 +36,7 @@ def main() -> None:
     )
     parser.add_argument("--chunks", action="store_true", help="time chunks of 64 tokens too")
     arguments = parser.parse_args()
+    require_gpu()
     gbps = gpu_timing.copy_gbps()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; copy {gbps:,.0f} GB/s")
     print(LINE.format("sequence", "features", "forward", "floor", "both", "floor", "errors"))

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from gpu_required import require_gpu
 from own_ranks import spawn_ranks
 from torch import Tensor
 
@@ -70,6 +71,7 @@ class Row:
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu(arguments.device)
     sizes = [int(n) for n in arguments.gpus.split(",")]
     there = torch.cuda.device_count() if arguments.device == "cuda" else max(sizes)
     rows: list[Row] = []

@@ -26,6 +26,7 @@ from typing import Any
 import start_profile
 import torch
 import yaml
+from gpu_required import require_gpu
 from training_speed import text
 from trial_parts import launched_at
 
@@ -36,6 +37,7 @@ PHASES = ("launch", "rank", "data", "model", "start", "total")
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu(arguments.device)
     on_gpu = arguments.device == "cuda"
     print(f"{torch.cuda.get_device_name() if on_gpu else 'CPU'}, torch {torch.__version__}")
     ways = {"start": arguments.trials}

@@ -21,6 +21,7 @@ import time
 from typing import Any, NamedTuple
 
 import torch
+from gpu_required import require_gpu
 
 from orchestrator.sweep import registry
 from workloads.training.step.step_time import Setting, time_steps
@@ -53,6 +54,7 @@ GROUPS = {
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu(arguments.device)
     if arguments.model:
         _timed(arguments.one, arguments.model, arguments)
         return

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gpu_required import require_gpu
 from plain_llama import Shape, plain_step
 
 from orchestrator.node.mps import MpsDaemon
@@ -80,6 +81,7 @@ class Rates:
 
 def main() -> None:
     arguments = _arguments()
+    require_gpu()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     head = ["size", "way", "at once", "M tokens/s", "over peer", "MFU", "first step s", "last loss"]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import triton
+from gpu_required import require_gpu
 from gpu_timing import captured, median_ms
 from torch import Tensor
 
@@ -69,6 +70,7 @@ def main() -> None:
     )
     parser.add_argument("--variants", action="store_true", help="time other tiles too")
     arguments = parser.parse_args()
+    require_gpu()
     torch.set_float32_matmul_precision("high")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     inputs = _inputs()

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_required import require_gpu
 from loop_profile import LAST, Profiled
 from own_ranks import spawn_ranks
 from training_speed import Rates, text
@@ -53,6 +54,7 @@ LOG_EVERY = 5
 def main() -> None:
     """Print one line per architecture, layout and number of GPUs."""
     arguments = _arguments()
+    require_gpu(arguments.device)
     with tempfile.TemporaryDirectory() as name:
         shared = arguments.folder or Path(name)
         shared.mkdir(parents=True, exist_ok=True)

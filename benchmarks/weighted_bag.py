@@ -16,6 +16,7 @@ import argparse
 import gpu_timing
 import torch
 import triton
+from gpu_required import require_gpu
 from gpu_timing import median_ms
 from reads import Kind, draw_ids
 from torch import Tensor
@@ -36,6 +37,7 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=65536, help="bags; 65536 if not given")
     tokens = parser.parse_args().tokens
+    require_gpu()
     copy_gbps = gpu_timing.copy_gbps()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"copy {copy_gbps:,.0f} GB/s; {N_ROWS:,} rows, {BAG_SIZE} reads a token; medians")

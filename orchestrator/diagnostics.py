@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 
 import psutil
+from packaging.requirements import Requirement
 
 from orchestrator.node import private_folder
 from orchestrator.node.hardware import usable_cores, visible_gpus
@@ -81,7 +82,8 @@ def run_checks(runs: Path, *, port: int = 5000) -> Iterator[Check]:
         "ui port": lambda: _port(port),
         "ray": _ray,
         "mlflow": _mlflow,
-        "torch": _torch,
+        "torch": lambda: _extra("torch"),
+        "analysis": lambda: _extra("analysis"),
         "gpus": _gpus,
         "in an hour": _in_an_hour,
     }
@@ -184,41 +186,68 @@ def _port(port: int) -> Check:
 
 
 def _ray() -> Check:
-    version = _version("ray")
-    if version is None:
-        fix = "pip install 'memscale[ray]', or submit with --launcher process"
-        return _fail("not installed", fix)
-    if _older(version, (2, 60)):
-        fix = "2.60 or later cleans up process groups by itself: pip install 'ray>=2.60'"
-        return _warn(version, fix)
+    check = _extra("ray")
+    if check.severity is Severity.FAIL:
+        return replace(check, fix=f"{check.fix}, or submit with --launcher process")
     others = sum(process.info["name"] == "raylet" for process in psutil.process_iter(["name"]))
     note = f"; {others} other Ray node(s) on this machine are left alone" if others else ""
-    return _ok(version + note)
+    return replace(check, found=check.found + note)
 
 
 def _mlflow() -> Check:
-    version = _version("mlflow")
-    if version is None:
-        skinny = _version("mlflow-skinny")
-        found = f"only mlflow-skinny {skinny}: no database store" if skinny else "not installed"
+    skinny = None if _version("mlflow") else _version("mlflow-skinny")
+    if skinny is not None:
+        found = f"only mlflow-skinny {skinny}: no database store"
         return _fail(found, "pip install 'memscale[mlflow]'")
-    if _older(version, (3, 13)):
-        return _fail(version, "pip install 'mlflow>=3.13,<3.18'")
-    return _ok(version)
+    return _extra("mlflow")
 
 
-def _torch() -> Check:
-    version, install = _version("torch"), "pip install 'torch>=2.11,<2.14'"
-    if version is None:
-        return _fail("not installed", install)
-    if _older(version, (2, 11)):
-        return _warn(version, f"tested with 2.11 to 2.13: {install}")
-    return _ok(version)
+def _extra(extra: str) -> Check:
+    """Compare the installed packages with the bounds of an extra in the metadata of memscale.
+
+    A package that is missing or too old fails. One that is newer than what was tried is a warning.
+    """
+    try:
+        wanted = _required("memscale", extra)
+    except importlib.metadata.PackageNotFoundError:
+        found = "unknown: memscale runs from a source tree that is not installed"
+        return _warn(found, f"in the source tree: pip install -e '.[{extra}]'")
+    there = {each.name: version for each in wanted if (version := _version(each.name)) is not None}
+    fix = f"pip install 'memscale[{extra}]'"
+    missing = [each.name for each in wanted if each.name not in there]
+    if missing:
+        return _fail(f"not installed: {', '.join(missing)}", fix)
+    broken = [
+        (each, bound)
+        for each in wanted
+        for bound in each.specifier
+        if not bound.contains(there[each.name], prereleases=True)
+    ]
+    if not broken:
+        return _ok(", ".join(f"{name} {version}" for name, version in there.items()))
+    found = ", ".join(f"{e.name} {there[e.name]}, memscale needs {bound}" for e, bound in broken)
+    too_old = any(bound.operator == ">=" for _, bound in broken)
+    return _fail(found, fix) if too_old else _warn(found, f"memscale was not tried with it: {fix}")
+
+
+def _required(distribution: str, extra: str) -> list[Requirement]:
+    """Return what an extra asks for, and what the extras of those (`ray[client]`) ask for."""
+    found = []
+    for text in importlib.metadata.requires(distribution) or ():
+        requirement = Requirement(text)
+        if requirement.marker and requirement.marker.evaluate({"extra": extra}):
+            found.append(requirement)
+            if requirement.extras and _version(requirement.name) is not None:
+                for further in sorted(requirement.extras):
+                    found += _required(requirement.name, further)
+    return found
 
 
 def _gpus() -> Check:
     import importlib
 
+    if _version("torch") is None:
+        return _warn("unknown without torch", "pip install 'memscale[torch]'")
     torch = importlib.import_module("torch")
     if not torch.cuda.is_available():
         if shutil.which("nvidia-smi"):
@@ -246,11 +275,6 @@ def _version(distribution: str) -> str | None:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _older(version: str, floor: tuple[int, int]) -> bool:
-    major, minor = version.split(".")[:2]
-    return (int(major), int(minor)) < floor
 
 
 def _file_system(path: Path) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from analysis.loading.histories import HistoryPoint
 from analysis.loading.schema import SETTINGS, Reading, exclusion, metric_value, plain_row
-from orchestrator.records.errors import NotFoundError, StoreError
+from orchestrator.records.errors import NotFoundError, StoreError, not_installed
 from orchestrator.records.redaction import message_without_password, without_password
 from orchestrator.records.trial_spec import Outcome, TrialState
 
@@ -60,8 +60,11 @@ def _trial_runs(
         )
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
+    try:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+    except ModuleNotFoundError as error:
+        raise not_installed(error, "mlflow") from error
 
     try:
         client = MlflowClient(tracking_uri=uri)

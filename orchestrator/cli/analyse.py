@@ -20,6 +20,7 @@ from orchestrator.cli.app import (
     echo_json,
     find_sweep,
     make_plan,
+    needs_extra,
     read_price,
     runs_option,
     verb,
@@ -53,6 +54,7 @@ Baseline = Annotated[
     epilog="Examples: memscale fit quickstart  ·  memscale fit mine --by model.n_keys  ·  "
     "memscale fit mine larger"
 )
+@needs_extra("analysis")
 def fit(
     sweeps: SweepNames,
     runs: Runs = Path("runs"),
@@ -89,6 +91,7 @@ def _print_tables(fitted: Sequence[Any], *, json: bool, csv: bool) -> None:
     help="Answer the question of a sweep, or of several: fit, draw and write report.html, one "
     "self-contained page.",
 )
+@needs_extra("analysis")
 def report(
     sweeps: SweepNames,
     runs: Runs = Path("runs"),
@@ -240,6 +243,7 @@ Out = Annotated[Path, typer.Option(help="Sweep file to write.", dir_okay=False)]
     help="Choose the runs that narrow a stated number most per GPU-hour, and write them as a sweep "
     "file to submit.",
 )
+@needs_extra("analysis")
 def next_(
     sweep: SweepName,
     candidates: Candidates = None,

@@ -58,6 +58,17 @@ def errors_as_sentences(runs: Path | None, given: Iterable[Path] = ()) -> Iterat
     raise typer.Exit(code) from None
 
 
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Turn a package that is not installed into an error that names the extra that brings it."""
+    from orchestrator.records.errors import not_installed
+
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise not_installed(error, extra) from error
+
+
 class Verb(TyperCommand):
     """A command: its errors are sentences, and its help gives flags no type."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.app import Verb, Verbs, app, console_here
+from orchestrator.cli.app import Verb, Verbs, app, console_here, needs_extra
 
 data_app = typer.Typer(cls=Verbs, no_args_is_help=True, help="Prepare corpora for training.")
 app.add_typer(data_app, name="data")
@@ -61,6 +61,7 @@ Workers = Annotated[int | None, typer.Option(help="Processes. Default: one per c
     help="Tokenise text on all cores into memory-mapped shards. Run again after an interruption, "
     "it goes on. A sweep reads the folder with `data: {source: tokens, path: DIR}`.",
 )
+@needs_extra("torch")
 def prepare(
     sources: Sources,
     out: Annotated[Path, typer.Option(help="Folder to fill.")],

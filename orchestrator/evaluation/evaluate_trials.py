@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.evaluation import trained_trial
-from orchestrator.records.errors import UsageError
+from orchestrator.records.errors import UsageError, not_installed
 from orchestrator.records.trial_dir import TrialDir
 from orchestrator.sweep import registry
 
@@ -59,7 +59,7 @@ def prepare(
     except ValueError as error:
         raise UsageError(str(error)) from error
     except ModuleNotFoundError as error:
-        raise trained_trial.not_installed(error, "evaluate" if names else "torch") from error
+        raise not_installed(error, "evaluate" if names else "torch") from error
 
 
 def decode_latency() -> Any:

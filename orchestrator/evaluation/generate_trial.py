@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.evaluation import trained_trial
-from orchestrator.records.errors import UsageError
+from orchestrator.records.errors import UsageError, not_installed
 from orchestrator.records.trial_dir import TrialDir
 from orchestrator.sweep import registry
 
@@ -40,7 +40,7 @@ def generate(
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from error
     except ModuleNotFoundError as error:
-        raise trained_trial.not_installed(error, "torch") from error
+        raise not_installed(error, "torch") from error
 
 
 def read_prompts(path: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.errors import UsageError
+from orchestrator.records.errors import UsageError, not_installed
 from orchestrator.records.trial_dir import TrialDir
 from orchestrator.records.trial_spec import TrialSpec, TrialState
 from orchestrator.sweep import registry
@@ -75,10 +75,3 @@ def export(trial: TrialDir, folder: Path) -> Any:
     except ModuleNotFoundError as error:
         raise not_installed(error, "torch") from error
     return trained
-
-
-def not_installed(error: ModuleNotFoundError, extra: str) -> UsageError:
-    """Return the error that names a missing package and the extra that brings it."""
-    return UsageError(
-        f"the Python package {error.name!r} is not installed; pip install 'memscale[{extra}]'"
-    )

@@ -90,3 +90,10 @@ class MovedError(ExperimentError):
     """The folder of a sweep was moved or removed while its controller ran."""
 
     exit_code = 4
+
+
+def not_installed(error: ModuleNotFoundError, extra: str) -> UsageError:
+    """Return the error that names a missing package and the extra that brings it."""
+    return UsageError(
+        f"the Python package {error.name!r} is not installed; pip install 'memscale[{extra}]'"
+    )

@@ -3,6 +3,7 @@
 What they call changes, and they run by hand, on a GPU: one that fails there has cost its hour.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -48,6 +49,21 @@ def test_a_benchmark_prints_its_rows(tmp_path, command, rows):
     cells = [re.split(r"\s*\|\s*|\s{2,}", line.strip(" |")) for line in ended.stdout.splitlines()]
     found = [row for row in cells if len(row) >= 3 and any(_is_number(cell) for cell in row)]
     assert len(found) == rows, ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "rehearse"),
+    [("experts.py", ""), ("start_times.py", "; --device cpu rehearses it")],
+)
+def test_a_benchmark_without_its_gpu_says_so(tmp_path, name, rehearse):
+    ended = subprocess.run(
+        [sys.executable, str(BENCHMARKS / name)],
+        cwd=tmp_path, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+    assert ended.stderr == f"needs a GPU, and torch sees none{rehearse}\n"
+    assert ended.returncode == 1
 
 
 def _is_number(cell: str) -> bool:

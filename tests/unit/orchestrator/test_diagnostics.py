@@ -1,5 +1,8 @@
+import importlib.metadata
 import socket
 from pathlib import Path
+
+import pytest
 
 from orchestrator import diagnostics
 from orchestrator.diagnostics import Severity
@@ -14,6 +17,7 @@ def test_every_check_reports_and_a_sound_machine_has_no_failures(tmp_path):
     checks = by_name(diagnostics.run_checks(tmp_path / "runs"))
 
     assert {"python", "torch", "gpus", "ray", "mlflow", "disk", "ui port"} <= set(checks)
+    assert "analysis" in checks
     assert [c for c in checks.values() if c.severity is Severity.FAIL] == []
 
 
@@ -45,9 +49,54 @@ def test_missing_packages_are_failures_with_the_command_to_install_them(tmp_path
 
     checks = by_name(diagnostics.run_checks(tmp_path))
 
-    for name in ("ray", "mlflow", "torch"):
+    for name in ("ray", "mlflow", "torch", "analysis"):
         assert checks[name].severity is Severity.FAIL
-        assert "pip install" in checks[name].fix
+        assert f"pip install 'memscale[{name}]'" in checks[name].fix
+    assert checks["gpus"].severity is Severity.WARN
+    assert checks["gpus"].found == "unknown without torch"
+
+
+@pytest.mark.parametrize(
+    ("extra", "package", "version", "severity", "found"),
+    [
+        ("torch", "einops", None, Severity.FAIL, "not installed: einops"),
+        ("torch", "tokenizers", None, Severity.FAIL, "not installed: tokenizers"),
+        ("torch", "torch", "2.10.1+cpu", Severity.FAIL, "torch 2.10.1+cpu, memscale needs >=2.11"),
+        ("torch", "torch", "2.14.0", Severity.WARN, "torch 2.14.0, memscale needs <2.14"),
+        ("torch", "torch", "2.12.0a0+git1", Severity.OK, "torch 2.12.0a0+git1"),
+        ("ray", "grpcio", None, Severity.FAIL, "not installed: grpcio"),  # of ray[client]
+        ("ray", "ray", "2.59.0", Severity.FAIL, "ray 2.59.0, memscale needs >=2.60"),
+        ("ray", "ray", "2.61.0", Severity.WARN, "ray 2.61.0, memscale needs <2.61"),
+        ("mlflow", "mlflow", "3.12.0", Severity.FAIL, "mlflow 3.12.0, memscale needs >=3.13"),
+        ("mlflow", "mlflow", "3.18.0", Severity.WARN, "mlflow 3.18.0, memscale needs <3.18"),
+        ("analysis", "pandas", None, Severity.FAIL, "not installed: pandas"),
+    ],
+)
+def test_each_extra_is_held_to_its_bounds(
+    tmp_path, monkeypatch, extra, package, version, severity, found
+):
+    installed = diagnostics._version
+    monkeypatch.setattr(
+        diagnostics, "_version", lambda name: version if name == package else installed(name)
+    )
+
+    check = by_name(diagnostics.run_checks(tmp_path))[extra]
+
+    assert check.severity is severity
+    assert found in check.found
+    assert severity is Severity.OK or f"pip install 'memscale[{extra}]'" in check.fix
+
+
+def test_without_metadata_of_memscale_the_packages_are_unknown(tmp_path, monkeypatch):
+    def requires(distribution):
+        raise importlib.metadata.PackageNotFoundError(distribution)
+
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+
+    check = by_name(diagnostics.run_checks(tmp_path))["torch"]
+
+    assert check.severity is Severity.WARN
+    assert check.fix == "in the source tree: pip install -e '.[torch]'"
 
 
 def test_a_full_disk_fails_and_a_network_file_system_warns(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workloads.architectures import dense, moe, pythia
@@ -19,6 +19,7 @@ from workloads.checkpoint.huggingface.parameter_map import (
     moe_maps,
     neox_maps,
 )
+from workloads.layers.backbone.neox import rotary_columns
 
 Json = Mapping[str, Any]
 
@@ -41,6 +42,8 @@ class Family:
     maps: Callable[[Any], Iterable[ParameterMap]]
     expected: Mapping[str, Any]
     """Keys of config.json that must have this value where they are there: we have no other."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers takes for keys that are absent, where it is not what we take."""
 
     @property
     def architecture(self) -> str:
@@ -74,11 +77,11 @@ def _family_of_moe(config: moe.Config) -> Family:
         "n_shared_experts": config.n_shared_experts > 0,
         "selection_bias": config.selection_bias,
     }
-    for field, there in refused.items():
+    for name, there in refused.items():
         if there:
             raise ValueError(
-                f"{field}: neither Mixtral nor Qwen3-MoE can express "
-                f"{getattr(config, field)}; train without it to export"
+                f"{name}: neither Mixtral nor Qwen3-MoE can express "
+                f"{getattr(config, name)}; train without it to export"
             )
     if config.qk_norm:
         return FAMILIES["qwen3_moe"]
@@ -125,31 +128,53 @@ def read_config(record: Json) -> tuple[Family, dict[str, Any]]:
         raise ValueError(
             f"model_type {record.get('model_type')!r} is none of {', '.join(FAMILIES)}"
         )
-    if "num_local_experts" in record:
-        # Qwen3's name since version 5 of transformers, Mixtral's since ever.
-        record = {"num_experts": record["num_local_experts"], **record}
+    if record.get("quantization_config") is not None:
+        raise ValueError(
+            "the weights are quantised (quantization_config), which memscale does not read; "
+            "take the model in bfloat16, float16 or float32"
+        )
     for key, value in family.expected.items():
         if record.get(key, value) != value:
             raise ValueError(f"{key} must be {value!r}, got {record[key]!r}")
-    rope = _rope(record)
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise ValueError(f"rotary positions are scaled ({rope}), which memscale does not do")
-    heads = record["hidden_size"] // record["num_attention_heads"]
-    if record.get("head_dim") not in (None, heads):
-        raise ValueError(
-            f"head_dim must be hidden_size / num_attention_heads ({heads}), "
-            f"got {record['head_dim']}"
-        )
-    missing = [k for k in family.names.values() if k not in record and k not in _MAY_BE_ABSENT]
+    # A key that is null is as good as absent from here on.
+    stated = {key: value for key, value in record.items() if value is not None}
+    record = {**family.defaults, **stated}
+    if "num_local_experts" in record:
+        # Qwen3's name since version 5 of transformers, Mixtral's since ever.
+        record = {"num_experts": record["num_local_experts"], **record}
+    keys = ["vocab_size", *family.names.values()]
+    missing = [key for key in keys if key not in record and key not in _MAY_BE_ABSENT]
     if missing:
         raise ValueError(f"has no {', '.join(missing)}")
-    named = {field: record[key] for field, key in family.names.items() if key in record}
+    for key in _COUNTS:
+        count = record.get(key, 1)
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f"{key} must be a whole number of at least 1, got {count!r}")
+    for key in _ROPE:
+        rope = record.get(key, {})
+        kind = isinstance(rope, Mapping) and rope.get("rope_type", rope.get("type", "default"))
+        if kind != "default":
+            raise ValueError(
+                f"rotary positions are scaled ({key}: {rope}), which memscale does not do"
+            )
+    d_head = _d_head(record)
+    if record.get("head_dim", d_head) != d_head:
+        raise ValueError(
+            f"head_dim must be hidden_size / num_attention_heads ({d_head}), "
+            f"got {record['head_dim']}{'' if 'head_dim' in stated else ', which absence means'}"
+        )
+    named = {ours: record[key] for ours, key in family.names.items() if key in record}
     return family, {**named, **family.ours(record)}
 
 
+def _d_head(record: Json) -> int:
+    width: int = record["hidden_size"] // record["num_attention_heads"]
+    return width
+
+
 def _rope(record: Json) -> Json:
-    """Return what is said of rotary positions beside their base, in either version's words."""
-    return record.get("rope_parameters") or record.get("rope_scaling") or {}
+    """Return what is said of rotary positions, in either version's words."""
+    return next((record[key] for key in _ROPE if record.get(key)), {})
 
 
 def _rope_base(record: Json, key: str = "rope_theta") -> float:
@@ -170,7 +195,7 @@ def _qwen3_moe_fields(record: Json) -> dict[str, Any]:
         "rope_base": _rope_base(record),
         "qk_norm": True,
         "moe_layers": None if everywhere else tuple(placed),
-        "d_ff": None if everywhere else record["intermediate_size"],
+        "d_ff": None if everywhere else record.get("intermediate_size"),
     }
 
 
@@ -186,6 +211,13 @@ def _qwen3_moe_keys(config: Any) -> dict[str, Any]:
 
 def _neox_fields(record: Json) -> dict[str, Any]:
     fraction = _rope(record).get("partial_rotary_factor", record.get("rotary_pct", 0.25))
+    d_head = _d_head(record)
+    columns = int(d_head * fraction)
+    if columns != rotary_columns(d_head, fraction):
+        raise ValueError(
+            f"rotary positions turn {columns} of {d_head} columns of a head ({fraction}); "
+            "memscale turns an even number"
+        )
     return {"rope_base": _rope_base(record, "rotary_emb_base"), "rotary_fraction": fraction}
 
 
@@ -206,6 +238,16 @@ _FRAME = {
 _LLAMA = {**_FRAME, "n_kv_heads": "num_key_value_heads", "norm_eps": "rms_norm_eps"}
 _MAY_BE_ABSENT = ("num_key_value_heads", "tie_word_embeddings")
 """Keys whose absence means the same on both sides."""
+_ROPE = ("rope_scaling", "rope_parameters")
+"""Keys about rotary positions. Where both are there, transformers goes by the first."""
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "decoder_sparse_step",
+)
+"""Whole numbers that are used before a Config checks them, or that none does."""
 _SWIGLU = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
 _EXPERTS = {"n_experts": "num_experts", "top_k": "num_experts_per_tok"}
 
@@ -231,6 +273,7 @@ FAMILIES = {
             theirs=lambda config: {**_kv_heads(config), "rope_theta": config.rope_base},
             maps=llama_maps,
             expected={"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False},
+            defaults={"head_dim": 128},
         ),
         Family(
             model_type="mixtral",
@@ -251,6 +294,7 @@ FAMILIES = {
                 parts={"gate": "w1", "up": "w3", "down": "w2"},
             ),
             expected={"hidden_act": "silu", "sliding_window": None},
+            defaults={"rope_theta": 1_000_000.0},
         ),
         Family(
             model_type="qwen3_moe",

@@ -13,6 +13,8 @@ from einops import rearrange
 from torch import Tensor
 
 Weights = Mapping[str, Tensor]
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Types whose numbers are weights as they stand; others want a scale."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,20 @@ def to_ours(weights: Weights, maps: Sequence[ParameterMap]) -> dict[str, Tensor]
     """Return their tensors under our names.
 
     Raises:
-        ValueError: If one is missing.
+        ValueError: If one is missing or quantised.
     """
-    missing = [name for each in maps for name in each.theirs if name not in weights]
+    names = [name for each in maps for name in each.theirs]
+    missing = [name for name in names if name not in weights]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise ValueError(f"the weights have no {missing[0]}{more}; take a complete download")
+    for name in names:
+        if weights[name].dtype not in _FLOATS:
+            kind = str(weights[name].dtype).removeprefix("torch.")
+            raise ValueError(
+                f"{name} is quantised ({kind}), which memscale does not read; "
+                "take the model in bfloat16, float16 or float32"
+            )
     return {each.ours: each.join([weights[name] for name in each.theirs]) for each in maps}
 
 

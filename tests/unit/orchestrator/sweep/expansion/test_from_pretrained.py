@@ -1,6 +1,9 @@
 """`model: {from_pretrained: …}` in a sweep file: sizes, identity, mistakes."""
 
+import json
+
 import pytest
+from safetensors.torch import load_file, save_file
 
 from orchestrator.records.errors import ConfigError
 from orchestrator.records.trial_spec import TrialSpec
@@ -66,6 +69,20 @@ def test_the_content_is_part_of_the_identity_and_the_path_is_not(spec_of, tmp_pa
     assert here.trial_id == moved.trial_id
     assert len({here.trial_id, other.trial_id, scratch.trial_id}) == 3
     assert "from_pretrained_sha256" not in scratch.identity()["model"]
+
+
+@pytest.mark.parametrize("shard", ["model-00001-of-00001.safetensors", "weights.safetensors"])
+def test_files_that_an_index_names_are_part_of_the_identity(shard, spec_of, tmp_path):
+    whole, part = tmp_path / "llama" / "model.safetensors", tmp_path / "llama" / shard
+    whole.rename(part)
+    tensors = load_file(part)
+    index = json.dumps({"weight_map": dict.fromkeys(tensors, shard)})
+    (tmp_path / "llama" / "model.safetensors.index.json").write_text(index)
+    before = spec_of(DENSE)
+
+    save_file({name: value + 1 for name, value in tensors.items()}, part)
+
+    assert spec_of(DENSE).trial_id != before.trial_id
 
 
 def test_a_recorded_sweep_finds_the_folder_from_anywhere(tmp_path, monkeypatch):

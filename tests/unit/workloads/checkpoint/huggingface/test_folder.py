@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from workloads.architectures import dense, memory_plus, moe, pythia
@@ -74,6 +75,14 @@ def _tokens() -> Tensor:
 
 def _written(path, model, config):
     folder.write(path, config, dict(model.named_parameters()), seq_len=64, tokenizer=None)
+
+
+def _changed(path, change, *, null=False):
+    """Write keys into config.json; one whose value is None leaves it, or is null."""
+    config = path / "config.json"
+    record = {**json.loads(config.read_text()), **change}
+    config.write_text(json.dumps({k: v for k, v in record.items() if null or v is not None}))
+    return config
 
 
 def _theirs(path) -> nn.Module:
@@ -208,20 +217,219 @@ def test_what_transformers_has_no_model_for_is_refused(config, what, tmp_path):
         ({"model_type": "bert"}, "model_type 'bert' is none of llama"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "are scaled"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "are scaled"),
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear"}},
+            r"are scaled \(rope_scaling",
+        ),
+        (
+            {"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "yarn"}},
+            r"are scaled \(rope_parameters",
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, "are quantised .*; take the model in"),
         ({"head_dim": 7}, "head_dim must be"),
+        ({"rope_scaling": 2.0}, "are scaled"),
+        (
+            {"model_type": "qwen3", "head_dim": None},
+            r"head_dim must be .* \(6\), got 128, which absence means",
+        ),
         ({"rms_norm_eps": None}, "has no rms_norm_eps"),
+        ({"hidden_size": None}, "has no hidden_size"),
+        ({"num_attention_heads": None, "vocab_size": None}, "no vocab_size, num_attention_heads"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be .* at least 1, got 0"),
+        ({"hidden_size": "24"}, "hidden_size must be a whole number .*, got '24'"),
+        ({"hidden_size": 25}, r"must divide d_model \(25\)"),
+        ({"num_key_value_heads": 0}, "n_kv_heads must"),
     ],
 )
-def test_models_that_compute_something_else_are_refused(change, what, tmp_path):
+@pytest.mark.parametrize("null", [False, True], ids=["absent", "null"])
+def test_models_that_compute_something_else_are_refused(change, null, what, tmp_path):
     _written(tmp_path, _ours(CASES["llama"]), CASES["llama"])
-    path = tmp_path / "config.json"
-    record = {**json.loads(path.read_text()), **change}
-    path.write_text(json.dumps({k: v for k, v in record.items() if v is not None}))
+    path = _changed(tmp_path, change, null=null)
 
     with pytest.raises(ValueError, match=what) as raised:
         folder.read(tmp_path)
 
     assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox", "mixtral", "qwen3_moe"])
+def test_the_base_of_rotary_positions_is_that_of_transformers(name, tmp_path):
+    import transformers
+
+    _written(tmp_path, _ours(CASES[name]), CASES[name])
+    _changed(tmp_path, {"rope_theta": None, "rotary_emb_base": None})
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+
+    found = folder.read(tmp_path).config.rope_base
+
+    assert found == theirs.rope_parameters["rope_theta"]
+    assert found == (1e6 if name == "mixtral" else 1e4)
+
+
+def test_what_rope_scaling_says_comes_before_rope_parameters(tmp_path):
+    import transformers
+
+    _written(tmp_path, _ours(CASES["llama"]), CASES["llama"])
+    said = {"rope_scaling": {"type": "default", "rope_theta": 7.0}}
+    _changed(tmp_path, {**said, "rope_parameters": {"rope_theta": 8.0}})
+
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters["rope_theta"]
+
+    assert folder.read(tmp_path).config.rope_base == theirs == 7.0
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.4, 0.7])
+def test_an_odd_number_of_rotary_columns_is_refused(fraction, tmp_path):
+    _written(tmp_path, _ours(CASES["gpt_neox"]), CASES["gpt_neox"])
+    path = _changed(tmp_path, {"rotary_pct": fraction})
+
+    with pytest.raises(ValueError, match=r"turn \d of 8 columns .* an even number") as raised:
+        folder.read(tmp_path)
+
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_quantised_weights_are_refused(dtype, tmp_path):
+    _written(tmp_path, _ours(CASES["llama"]), CASES["llama"])
+    name = "model.layers.1.mlp.up_proj.weight"
+    _stored(tmp_path, lambda tensors: {**tensors, name: tensors[name].to(dtype)})
+
+    with pytest.raises(ValueError, match=f"{tmp_path}: {name} is quantised .*; take the model in"):
+        folder.read(tmp_path).weights()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_are_read_in_the_type_they_were_stored_in(dtype, tmp_path):
+    _written(tmp_path, _ours(CASES["llama"]), CASES["llama"])
+    _stored(tmp_path, lambda tensors: {name: value.to(dtype) for name, value in tensors.items()})
+
+    weights = folder.read(tmp_path).weights()
+
+    assert {value.dtype for value in weights.values()} == {dtype}
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("llama", "model.layers.0.self_attn.q_proj.bias", True),
+        ("llama", "model.layers.0.mlp.up_proj.weight_scale_inv", True),
+        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq", False),
+        ("gpt_neox", "gpt_neox.layers.0.attention.bias", False),
+        ("gpt_neox", "gpt_neox.layers.0.attention.masked_bias", False),
+        ("gpt_neox", "lm_head.weight", False),
+    ],
+)
+def test_tensors_that_are_left_out_are_logged(name, more, said, tmp_path, caplog):
+    _written(tmp_path, _ours(CASES[name]), CASES[name])
+    expected = folder.read(tmp_path).weights()
+    _stored(tmp_path, lambda tensors: {**tensors, more: torch.ones(3)})
+
+    found = folder.read(tmp_path).weights()
+
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert (f"has no place for {more}; left out" in caplog.text) == said
+    assert bool(caplog.records) == said
+
+
+def _stored(path, change):
+    """Replace the tensors of a folder by what `change` makes of them."""
+    file = path / "model.safetensors"
+    save_file(change(load_file(file)), file)
+
+
+# Folders that are not whole ----------------------------------------------------------------------
+
+
+def _sharded(path, prefix="model"):
+    """Write a Llama in three files and an index, and return the files' names."""
+    _written(path, _ours(CASES["llama"]), CASES["llama"])
+    tensors = load_file(path / "model.safetensors")
+    (path / "model.safetensors").unlink()
+    weight_map = {
+        name: f"{prefix}-{i % 3 + 1:05}-of-00003.safetensors" for i, name in enumerate(tensors)
+    }
+    for file in set(weight_map.values()):
+        save_file({k: tensors[k] for k, v in weight_map.items() if v == file}, path / file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return [f"{prefix}-{i:05}-of-00003.safetensors" for i in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("prefix", ["model", "weights", "pytorch_model"])
+def test_the_files_are_those_of_the_index(prefix, tmp_path):
+    shards = _sharded(tmp_path, prefix)
+    # Of an earlier download, say.
+    save_file({"x": torch.ones(2)}, tmp_path / "model-00001-of-00009.safetensors")
+
+    pretrained = folder.read(tmp_path)
+
+    expected = ["config.json", "model.safetensors.index.json", *shards]
+    assert [file.name for file in pretrained.files] == expected
+    weights = dict(_ours(CASES["llama"]).named_parameters())
+    found = {k: nn.Parameter(v) for k, v in pretrained.weights().items()}
+    torch.testing.assert_close(found, weights, rtol=0, atol=0)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    shards = _sharded(tmp_path)
+    (tmp_path / shards[1]).unlink()
+
+    with pytest.raises(ValueError, match=rf"has no {shards[1]}, which .*; take a complete down"):
+        folder.read(tmp_path)
+    weights = dict(_ours(CASES["llama"]).named_parameters())
+    with pytest.raises(ValueError, match="holds a model of unknown origin"):
+        folder.write(
+            tmp_path, CASES["llama"], weights, seq_len=64, tokenizer=None, trial_id="dense-0"
+        )
+
+
+@pytest.mark.parametrize("index", ["{}", "[1]", '{"weight_map": [1]}'])
+def test_an_index_that_names_no_files_is_refused(index, tmp_path):
+    _sharded(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+
+    with pytest.raises(ValueError, match=r"index\.json: (has no weight_map|not a JSON object)"):
+        folder.read(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, -100])
+def test_a_file_that_is_cut_off_is_named(kept, tmp_path):
+    file = tmp_path / _sharded(tmp_path)[2]
+    file.write_bytes(file.read_bytes()[:kept])
+
+    with pytest.raises(ValueError, match=rf"{file}: cannot be read \(.*; take a complete download"):
+        folder.read(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"vocab_size": 320}, {"hidden_size": 32}])
+@pytest.mark.parametrize("several", [False, True], ids=["one file", "three files"])
+def test_an_embedding_of_another_shape_is_refused(several, change, tmp_path):
+    if several:
+        _sharded(tmp_path)
+    else:
+        _written(tmp_path, _ours(CASES["llama"]), CASES["llama"])
+    _changed(tmp_path, {**change, "head_dim": None})
+
+    with pytest.raises(ValueError, match=r"embed_tokens\.weight is \(300, 24\), and config\.json"):
+        folder.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", '"llama"'])
+def test_a_config_that_is_no_object_is_refused(text, tmp_path):
+    _written(tmp_path, _ours(CASES["llama"]), CASES["llama"])
+    (tmp_path / "config.json").write_text(text)
+
+    with pytest.raises(ValueError, match=r"config\.json: not a JSON object"):
+        folder.read(tmp_path)
+
+
+def test_some_dense_layers_need_their_width(tmp_path):
+    config = CASES["qwen3_moe, some dense layers"]
+    _written(tmp_path, _ours(config), config)
+    path = _changed(tmp_path, {"intermediate_size": None})
+
+    with pytest.raises(ValueError, match=f"{path}: d_ff"):
+        folder.read(tmp_path)
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
