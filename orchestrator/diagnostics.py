@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from orchestrator.node import private_folder
 from orchestrator.node.hardware import usable_cores, visible_gpus
@@ -221,7 +222,8 @@ def _extra(extra: str) -> Check:
         (each, bound)
         for each in wanted
         for bound in each.specifier
-        if not bound.contains(there[each.name], prereleases=True)
+        # A build or pre-release of the lower bound counts as it: 2.11.0a0+… in vendors' containers.
+        if not bound.contains(Version(there[each.name]).base_version)
     ]
     if not broken:
         return _ok(", ".join(f"{name} {version}" for name, version in there.items()))

@@ -1,5 +1,6 @@
 """Command `memscale submit --backend slurm`: its options, and what it prints."""
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,6 +54,9 @@ def parse_request(
         minutes = slurm_options.parse_minutes(time or "1:00:00")
     with names_option("--slurm"):
         options = slurm_options.parse_options(slurm or ())
+    of_shell = os.environ.get("SBATCH_PARTITION", "")
+    if "," not in of_shell:  # of several, sbatch takes the first that has room
+        partition = partition or of_shell or None
     return slurm_options.SlurmOptions(
         backend=backend,
         min_nodes=least,

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from orchestrator.tracking.exporter_process import exporting
 
 LOOK_S = 2.0
 """Seconds between two reads of the trial directories and the queue."""
+CHOOSE_NODES = frozenset(("mincpus", "nodelist", "constraint"))
+"""Options of sbatch by which users choose nodes themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +65,15 @@ class SlurmSubmission(Submission):
         commands.require()
         submitit_adapter.require()
         submitit_adapter.refuse_placeholders(self.sweep.path)
-        partition = commands.partition(self.request.partition)
         sweep, todo = self.sweep, [t.spec for t in self.plan.readable if t.status != "done"]
+        partition = self._offered(commands.partition(self.request.partition), todo)
         self._check(partition, todo)
         if self.request.backend == "slurm-direct":
             return self._send_trials(sweep, partition, todo)
         if not todo:
             return QueuedJobs(job_ids=(), trials=0, queued_before=0)
         self._refuse_if_queued(sweep)
+        gpus = self._gpus_per_node(partition, todo)
         with self.recorded(sweep) as record:
             ids = slurm_pilot.submit(
                 slurm_pilot.HeadPilot(
@@ -78,8 +81,8 @@ class SlurmSubmission(Submission):
                     submission=record["number"],
                     trial_ids=record["trial_ids"],
                     cache=str(self._cache),
-                    request=self.request.to_json(),
-                    gpus_per_node=self._gpus_per_node(partition, todo),
+                    request=self._on_large_nodes(partition, todo, gpus).to_json(),
+                    gpus_per_node=gpus,
                     predicted_s=self._predicted_s,
                     job=self.job,
                 ),
@@ -166,6 +169,19 @@ class SlurmSubmission(Submission):
         kinds = (job_records.HEAD, job_records.WORKER, *trials)
         job_records.refuse_if_queued(sweep, kinds=kinds)
 
+    def _offered(self, partition: Partition, todo: Sequence[TrialSpec]) -> Partition:
+        """Return what a partition offers, without GPUs of other types than the one asked for."""
+        gpu_type = self.request.gpu_type
+        if gpu_type is None:
+            return partition
+        offered = partition.with_gpu_type(gpu_type)
+        if not offered.most_gpus and any(spec.resources.gpus for spec in todo):
+            raise SlurmError(
+                f"--slurm gres=gpu:{gpu_type}: {partition}; name a type that is there, or choose "
+                "another --partition"
+            )
+        return offered
+
     def _check(self, partition: Partition, todo: Sequence[TrialSpec]) -> None:
         """Refuse what Slurm would let wait forever, or refuse with fewer words."""
         request = self.request
@@ -193,14 +209,7 @@ class SlurmSubmission(Submission):
     def _check_pilots_hold(
         self, trial_id: str, resources: Resources, partition: Partition, gpus: int
     ) -> None:
-        there: dict[Demand, int] = {}
-        """Nodes that offer so much at least."""
-        kinds = sorted(
-            partition.kinds_with(cpus=self.request.cpus or 0, gpus=gpus), key=lambda k: -k.cpus
-        )
-        for n, kind in enumerate(kinds, start=1):
-            capacity = Demand(cpus=self.request.cpus or kind.cpus, gpus=float(gpus))
-            there[capacity] = sum(k.nodes for k in kinds[:n])
+        there = self._capacities(partition, gpus)
         needed = {c: k for c, n in there.items() if (k := _nodes_needed(resources, c, n))}
         if any(n <= self.request.max_nodes for n in needed.values()):
             return
@@ -215,6 +224,36 @@ class SlurmSubmission(Submission):
                 else f"choose another --partition, or lower resources ({partition})"
             )
         )
+
+    def _capacities(self, partition: Partition, gpus: int) -> dict[Demand, int]:
+        """Return what pilots may get of a node, most first, and how many nodes offer that much."""
+        there: dict[Demand, int] = {}
+        kinds = sorted(
+            partition.kinds_with(cpus=self.request.cpus or 0, gpus=gpus), key=lambda k: -k.cpus
+        )
+        for n, kind in enumerate(kinds, start=1):
+            capacity = Demand(cpus=self.request.cpus or kind.cpus, gpus=float(gpus))
+            there[capacity] = sum(k.nodes for k in kinds[:n])
+        return there
+
+    def _on_large_nodes(
+        self, partition: Partition, todo: Sequence[TrialSpec], gpus: int
+    ) -> SlurmOptions:
+        """Return the request, with `mincpus` where the smallest nodes do not hold the trials."""
+        request = self.request
+        if request.cpus is not None or CHOOSE_NODES & request.options.keys():
+            return request
+        there = self._capacities(partition, gpus)
+        asked = {spec.resources for spec in todo}
+        fitting = [
+            capacity.cpus
+            for capacity, nodes in there.items()
+            if nodes >= request.min_nodes
+            and all(_nodes_needed(one, capacity, min(nodes, request.max_nodes)) for one in asked)
+        ]
+        if not fitting or min(fitting) == min(capacity.cpus for capacity in there):
+            return request
+        return replace(request, options={**request.options, "mincpus": str(min(fitting))})
 
     def _gpus_per_node(self, partition: Partition, todo: Sequence[TrialSpec]) -> int:
         """Return how many GPUs a pilot asks of each node.

@@ -5,9 +5,10 @@ import re
 import shutil
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from orchestrator.records.errors import ExperimentError
@@ -31,14 +32,20 @@ class NodeKind:
 
     cpus: int
     """Of each node."""
-    gpus: int
-    """Of each node."""
+    gpus_by_type: Mapping[str, int]
+    """Of each node; those without a type stand under the empty name."""
     nodes: int
     """How many there are."""
 
+    @property
+    def gpus(self) -> int:
+        """Of each node, whatever their type."""
+        return sum(self.gpus_by_type.values())
+
     def __str__(self) -> str:
-        gpus = f" and {plural(self.gpus, 'GPU')}" if self.gpus else ""
-        return f"{plural(self.nodes, 'node')} of {plural(self.cpus, 'core')}{gpus}"
+        parts = [plural(self.cpus, "core")]
+        parts += [plural(n, f"{name} GPU".strip()) for name, n in self.gpus_by_type.items()]
+        return f"{plural(self.nodes, 'node')} of {' and '.join(parts)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +59,14 @@ class Partition:
     def kinds_with(self, *, cpus: int = 0, gpus: int = 0) -> tuple[NodeKind, ...]:
         """Return the kinds of nodes that have so many cores and GPUs at least."""
         return tuple(kind for kind in self.kinds if kind.cpus >= cpus and kind.gpus >= gpus)
+
+    def with_gpu_type(self, name: str) -> "Partition":
+        """Return what it offers to jobs that ask for GPUs of one type: the others do not count."""
+        kinds = (
+            replace(kind, gpus_by_type={t: n for t, n in kind.gpus_by_type.items() if t == name})
+            for kind in self.kinds
+        )
+        return replace(self, kinds=tuple(kinds))
 
     @property
     def most_gpus(self) -> int:
@@ -106,7 +121,9 @@ def parse_partitions(text: str) -> dict[str, Partition]:
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         name, n_nodes, n_cpus, gres = line.strip().split("|")
-        kind = NodeKind(cpus=int(n_cpus.rstrip("+")), gpus=_gpus(gres), nodes=int(n_nodes))
+        kind = NodeKind(
+            cpus=int(n_cpus.rstrip("+")), gpus_by_type=_gpus_by_type(gres), nodes=int(n_nodes)
+        )
         known = found.get(name.removesuffix("*"))
         made = Partition(
             name=name.removesuffix("*"),
@@ -117,9 +134,12 @@ def parse_partitions(text: str) -> dict[str, Partition]:
     return found
 
 
-def _gpus(gres: str) -> int:
-    """Return the GPUs in `gpu:4`, `gpu:a100:8(S:0-1),nvme:1`; 0 for `(null)`."""
-    return sum(int(n) for n in re.findall(r"(?:^|,)gpu:(?:[^:,(]+:)?(\d+)", gres))
+def _gpus_by_type(gres: str) -> dict[str, int]:
+    """Return {"": 4} for `gpu:4`, {"a100": 8} for `gpu:a100:8(S:0-1),nvme:1`."""
+    found: Counter[str] = Counter()
+    for name, n in re.findall(r"(?:^|,)gpu:(?:([^:,(]+):)?(\d+)", gres):
+        found[name] += int(n)
+    return dict(+found)  # without those of which there are none
 
 
 def partition(name: str | None) -> Partition:

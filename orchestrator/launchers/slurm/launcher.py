@@ -202,10 +202,6 @@ class PilotLauncher:
             max_nodes=self._max_nodes,
             now=self._clock(),
         )
-        if step.ask:
-            jobs = self._ask(step.ask, self._nodes_to_avoid())
-            self._asked.update(jobs)
-            LOG.info("%d trials wait: asked for pilots %s", len(self._waiting), ", ".join(jobs))
         # One that runs already joins, is idle and is given back: killed while it starts it would
         # leave things behind.
         commands.cancel([job_id for job_id in step.withdraw if coming[job_id] == "PENDING"])
@@ -214,6 +210,10 @@ class PilotLauncher:
             LOG.info("node %s %s: it is given back", label, why)
             self._head_address.draining.mkdir(exist_ok=True)
             (self._head_address.draining / label).touch()
+        if step.ask:  # last: sbatch may refuse until those that leave have left
+            jobs = self._ask(step.ask, self._nodes_to_avoid())
+            self._asked.update(jobs)
+            LOG.info("%d trials wait: asked for pilots %s", len(self._waiting), ", ".join(jobs))
         return (*useless, *step.release)
 
     def _excluded(self, stay: dict[str, Node]) -> tuple[str, ...]:

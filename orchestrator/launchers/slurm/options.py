@@ -50,6 +50,12 @@ class SlurmOptions:
         """Seconds between the signal and the end of an allocation."""
         return min(LONGEST_NOTICE_S, self.minutes * 15)
 
+    @property
+    def gpu_type(self) -> str | None:
+        """Type of GPUs that `gres=gpu:TYPE` names; None: any."""
+        found = re.search(r"(?:^|,)\s*gpu:([^,]+)", self.options.get("gres", ""))
+        return found[1].strip() if found else None
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON form."""
         return {**asdict(self), "options": dict(self.options)}

@@ -21,7 +21,7 @@ INHERITED = (
 """Prefixes of variables that a job submitted inside another one must not inherit."""
 ALWAYS_SET = (
     *("array", "nodes", "ntasks-per-node", "time", "signal", "job-name", "requeue", "no-requeue"),
-    *("output", "error", "open-mode", "wait", "gres"),
+    *("output", "error", "open-mode", "wait"),
     *("gpus", "gpus-per-node", "gpus-per-task", "cpus-per-gpu"),
 )
 """Options of sbatch for which the shell's variables (SBATCH_TIMELIMIT …) do not count."""
@@ -86,7 +86,8 @@ def submit(
     parameters = _parameters(
         request, name=name, nodes=nodes, cpus=cpus, gpus=gpus, requeue=requeue, code=code
     )
-    with _outside_any_job(explicit=_explicit(request, cpus=cpus)):
+    explicit = _explicit(request, cpus=cpus) | parameters.keys() & {"gres"}
+    with _outside_any_job(explicit=explicit):
         executor = submitit.SlurmExecutor(folder=folder)
         executor.update_parameters(**parameters)
         try:

@@ -63,7 +63,9 @@ def test_missing_packages_are_failures_with_the_command_to_install_them(tmp_path
         ("torch", "tokenizers", None, Severity.FAIL, "not installed: tokenizers"),
         ("torch", "torch", "2.10.1+cpu", Severity.FAIL, "torch 2.10.1+cpu, memscale needs >=2.11"),
         ("torch", "torch", "2.14.0", Severity.WARN, "torch 2.14.0, memscale needs <2.14"),
-        ("torch", "torch", "2.12.0a0+git1", Severity.OK, "torch 2.12.0a0+git1"),
+        ("torch", "torch", "2.11.0a0+git1", Severity.OK, "torch 2.11.0a0+git1"),
+        ("torch", "torch", "2.11.0rc3", Severity.OK, "torch 2.11.0rc3"),
+        ("torch", "torch", "2.14.0.dev2+cu130", Severity.WARN, "2.14.0.dev2+cu130, memscale"),
         ("ray", "grpcio", None, Severity.FAIL, "not installed: grpcio"),  # of ray[client]
         ("ray", "ray", "2.59.0", Severity.FAIL, "ray 2.59.0, memscale needs >=2.60"),
         ("ray", "ray", "2.61.0", Severity.WARN, "ray 2.61.0, memscale needs <2.61"),

@@ -128,16 +128,16 @@ def read_config(record: Json) -> tuple[Family, dict[str, Any]]:
         raise ValueError(
             f"model_type {record.get('model_type')!r} is none of {', '.join(FAMILIES)}"
         )
-    if record.get("quantization_config") is not None:
+    if record.get("quantization_config"):
         raise ValueError(
             "the weights are quantised (quantization_config), which memscale does not read; "
             "take the model in bfloat16, float16 or float32"
         )
-    for key, value in family.expected.items():
-        if record.get(key, value) != value:
-            raise ValueError(f"{key} must be {value!r}, got {record[key]!r}")
-    # A key that is null is as good as absent from here on.
+    # A key that is null is as good as absent.
     stated = {key: value for key, value in record.items() if value is not None}
+    for key, value in family.expected.items():
+        if stated.get(key, value) != value:
+            raise ValueError(f"{key} must be {value!r}, got {stated[key]!r}")
     record = {**family.defaults, **stated}
     if "num_local_experts" in record:
         # Qwen3's name since version 5 of transformers, Mixtral's since ever.

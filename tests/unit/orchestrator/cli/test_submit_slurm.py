@@ -40,6 +40,23 @@ def test_wrong_options(words, message):
     assert message in text
 
 
+@pytest.mark.parametrize(
+    ("option", "shell", "partition"),
+    [
+        (None, "gpu", "gpu"),
+        ("low", "gpu", "low"),
+        (None, "", None),
+        (None, "gpu,low", None),
+    ],
+)
+def test_the_partition_of_the_shell_is_the_one_that_is_checked(
+    monkeypatch, option, shell, partition
+):
+    monkeypatch.setenv("SBATCH_PARTITION", shell)
+    request = submit_slurm.parse_request("slurm", None, option, None, None, None, None, "ray")
+    assert request.partition == partition
+
+
 def test_no_slurm_here(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     code, text = said("--backend", "slurm")

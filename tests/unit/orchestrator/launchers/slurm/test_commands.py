@@ -10,18 +10,32 @@ from orchestrator.launchers.slurm.commands import NodeKind, Partition, SlurmErro
 
 def test_partitions():
     text = "low*|3|2|gpu:4\nhigh|2|64+|gpu:a100:8(S:0-1),nvme:1\nhigh|1|32|(null)\n"
-    high = NodeKind(cpus=64, gpus=8, nodes=2), NodeKind(cpus=32, gpus=0, nodes=1)
+    high = (
+        NodeKind(cpus=64, gpus_by_type={"a100": 8}, nodes=2),
+        NodeKind(cpus=32, gpus_by_type={}, nodes=1),
+    )
+    low = NodeKind(cpus=2, gpus_by_type={"": 4}, nodes=3)
     found = commands.parse_partitions(text)
     assert found == {
-        "low": Partition(name="low", default=True, kinds=(NodeKind(cpus=2, gpus=4, nodes=3),)),
+        "low": Partition(name="low", default=True, kinds=(low,)),
         "high": Partition(name="high", default=False, kinds=high),
     }
     assert (found["high"].nodes, found["high"].most_gpus) == (3, 8)
     assert found["high"].kinds_with(cpus=48) == high[:1]
     assert found["high"].kinds_with(cpus=48, gpus=9) == ()
     assert str(found["high"]) == (
-        "partition high has 2 nodes of 64 cores and 8 GPUs, 1 node of 32 cores"
+        "partition high has 2 nodes of 64 cores and 8 a100 GPUs, 1 node of 32 cores"
     )
+    assert str(low) == "3 nodes of 2 cores and 4 GPUs"
+
+
+def test_gpus_of_one_type():
+    text = "p*|2|64|gpu:a100:2(S:0,1),gpu:t4:4,gpu:a100:2\np*|1|32|gpu:v100:8,gpu:1,gpu:t4:0\n"
+    partition = commands.parse_partitions(text)["p"]
+    assert [kind.gpus for kind in partition.kinds] == [8, 9]
+    assert str(partition.kinds[0]) == "2 nodes of 64 cores and 4 a100 GPUs and 4 t4 GPUs"
+    for name, gpus in {"a100": [4, 0], "t4": [4, 0], "v100": [0, 8], "x": [0, 0]}.items():
+        assert [kind.gpus for kind in partition.with_gpu_type(name).kinds] == gpus
 
 
 def test_queue():

@@ -91,6 +91,19 @@ def test_a_type_of_gpu_and_other_resources_may_be_asked_for():
     assert parse_options(["gres=gpu:a100,lscratch:20"]) == {"gres": "gpu:a100,lscratch:20"}
 
 
+@pytest.mark.parametrize(
+    ("gres", "name"),
+    [
+        ("gpu:a100,lscratch:20", "a100"),
+        ("nvme:1, gpu:1g.10gb ", "1g.10gb"),
+        ("lscratch:20", None),
+        ("", None),
+    ],
+)
+def test_the_type_of_gpu_that_is_asked_for(gres, name):
+    assert SlurmOptions(backend="slurm", options={"gres": gres}).gpu_type == name
+
+
 def test_a_request_survives_json():
     request = SlurmOptions(backend="slurm", min_nodes=1, max_nodes=8, options={"account": "me"})
     assert SlurmOptions.from_json(request.to_json()) == request

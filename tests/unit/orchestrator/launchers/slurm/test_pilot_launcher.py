@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.launchers.slurm import commands
-from orchestrator.launchers.slurm.commands import Queued
+from orchestrator.launchers.slurm.commands import Queued, SlurmError
 from orchestrator.launchers.slurm.head_address import HeadAddressFile
 from orchestrator.launchers.slurm.launcher import ADAPT_EVERY_S, PilotLauncher
 from orchestrator.launchers.slurm.ray_bootstrap import mark
@@ -78,6 +78,22 @@ def test_an_idle_pilot_on_an_excluded_node_is_replaced_on_another_node(world):
     assert world.asked == [(1, ["slurm-13"])]
     assert hosts(world) == ["host-A"]
     assert world.drained == ["B"]
+
+
+def test_one_is_given_back_where_sbatch_refuses_another_beside_it(world, monkeypatch):
+    def ask(n, avoid):
+        if "B" not in world.drained:
+            raise SlurmError("sbatch: error: QOSMaxSubmitJobPerUserLimit")
+        world.asked.append((n, avoid))
+        return ["99"]
+
+    monkeypatch.setattr(world.launcher, "_ask", ask)
+    exclude(world, "B")
+    for _ in range(3):
+        hosts(world, later=ADAPT_EVERY_S)
+
+    assert world.drained == ["B"]
+    assert world.asked[0] == (1, ["slurm-13"])
 
 
 def test_one_that_works_is_kept_until_it_is_idle(world):

@@ -27,11 +27,12 @@ def test_other_resources_do_not_replace_the_gpus(gpus, asked, gres):
     )
     assert parameters.get("gres", "") == gres
     assert "gres" not in parameters["additional_parameters"]
+    assert "export SLURM_EXPORT_ENV=ALL" in parameters["setup"]
 
 
 def test_the_shell_does_not_replace_what_is_set(monkeypatch):
-    hidden = ("TIMELIMIT", "PARTITION", "SIGNAL", "ARRAY_INX", "MEM_PER_CPU", "QOS", "GRES")
-    kept = ("ACCOUNT", "RESERVATION", "CONSTRAINT")
+    hidden = ("TIMELIMIT", "PARTITION", "SIGNAL", "ARRAY_INX", "MEM_PER_CPU", "QOS")
+    kept = ("ACCOUNT", "RESERVATION", "CONSTRAINT", "GRES")
     for name in (*hidden, *kept):
         monkeypatch.setenv(f"SBATCH_{name}", "x")
     request = SlurmOptions(backend="slurm", partition="low", options={"mem": "4G", "qos": "long"})

@@ -414,6 +414,14 @@ def test_an_embedding_of_another_shape_is_refused(several, change, tmp_path):
         folder.read(tmp_path)
 
 
+def test_keys_that_say_nothing_are_read_as_absent(tmp_path):
+    keys = {"quantization_config": {}, "attention_bias": None, "mlp_bias": None}
+    _written(tmp_path, _ours(CASES["llama"]), CASES["llama"])
+    _changed(tmp_path, keys, null=True)
+
+    assert folder.read(tmp_path).config.d_ff == CASES["llama"].d_ff
+
+
 @pytest.mark.parametrize("text", ["[1]", "null", '"llama"'])
 def test_a_config_that_is_no_object_is_refused(text, tmp_path):
     _written(tmp_path, _ours(CASES["llama"]), CASES["llama"])
