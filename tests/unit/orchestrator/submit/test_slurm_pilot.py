@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.launchers.slurm.head_address import HeadAddressFile
 from orchestrator.launchers.slurm.launcher import FREE
 from orchestrator.launchers.slurm.options import SlurmOptions
+from orchestrator.records.sweep_dir import SweepDir
 from orchestrator.submit import slurm_pilot
 
 
@@ -54,3 +56,23 @@ def test_all_is_over_before_the_allocation_is(leave):
 
 def test_a_short_allocation_leaves_time_for_the_end_too(leave):
     assert leave(1e9, minutes=1) == 7.5
+
+
+def test_excluded_nodes_are_avoided_beside_those_of_the_user(monkeypatch, tmp_path):
+    options = []
+
+    def submit(calls, *, request, **more):
+        options.append(dict(request.options))
+        return ["14"]
+
+    monkeypatch.setattr(slurm_pilot.submitit_adapter, "submit", submit)
+    pilot = slurm_pilot.HeadPilot(
+        sweep=str(tmp_path), submission=1, trial_ids=[], cache="", request={}, gpus_per_node=0
+    )
+    head_address = HeadAddressFile(folder=tmp_path / "12", generation="12/0")
+    request = SlurmOptions(backend="slurm", options={"exclude": "n9"})
+
+    for avoid in ([], ["n1", "n2"]):
+        assert pilot._ask(1, avoid, SweepDir(tmp_path), head_address, request) == ["14"]
+
+    assert options == [{"exclude": "n9"}, {"exclude": "n9,n1,n2"}]

@@ -96,6 +96,24 @@ def test_one_is_given_back_where_sbatch_refuses_another_beside_it(world, monkeyp
     assert world.asked[0] == (1, ["slurm-13"])
 
 
+def test_a_job_of_several_nodes_does_not_say_which_of_them_to_avoid(world, monkeypatch):
+    several = Queued(job_id="13", state="RUNNING", reason="None", nodes="slurm-[13-14]")
+    monkeypatch.setattr(commands, "queued", lambda ids: {"13": several} if "13" in ids else {})
+    exclude(world, "B")
+    hosts(world, later=ADAPT_EVERY_S)
+
+    assert world.asked == [(1, [])]
+
+
+def test_a_node_that_is_admitted_again_is_avoided_no_longer(world):
+    exclude(world, "B")
+    hosts(world, later=ADAPT_EVERY_S)
+    (world.sweep.path / "nodes" / "host-B.excluded.json").unlink()
+    hosts(world, later=ADAPT_EVERY_S)
+
+    assert world.asked == [(1, ["slurm-13"]), (1, [])]
+
+
 def test_one_that_works_is_kept_until_it_is_idle(world):
     exclude(world, "B")
     world.launcher._running = {"x/1": ("B",)}
