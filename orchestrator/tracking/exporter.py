@@ -134,7 +134,7 @@ def export_rounds(
         report(None if complete else "something was refused; see tracking.log beside the sweep")
         backoff_s, failing_since = FIRST_BACKOFF_S, None
         refused = 0 if complete else refused + 1
-        if draining and ((complete and not changed and not sync.doubtful) or refused > 1):
+        if draining and ((complete and not changed and not sync.in_doubt) or refused > 1):
             return complete
         if commands.time_is_up:
             return False

@@ -41,7 +41,7 @@ LOG = logging.getLogger(__name__)
 WAITING_SHOWN = 64
 """How many trials that never started have runs at a time. A run takes a tenth of a second, and
 those of ten thousand would keep measurements, and the end of a cancelled sweep, waiting."""
-DOUBTFUL_ROUNDS = 3
+IN_DOUBT_ROUNDS = 3
 """How many rounds look up all runs again after a request to make one got no answer."""
 
 
@@ -76,12 +76,12 @@ class SweepSync:
         """What varies in the sweep, by trial id."""
         self._registered: frozenset[str] = frozenset()
         """Trials whose models somebody asked to register."""
-        self._doubtful_rounds = 0
+        self._in_doubt_rounds = 0
 
     @property
-    def doubtful(self) -> bool:
+    def in_doubt(self) -> bool:
         """Whether the tracker may still make a run whose request got no answer."""
-        return self._doubtful_rounds > 0
+        return self._in_doubt_rounds > 0
 
     def round(self) -> bool:
         """Send what there is; return whether everything was taken.
@@ -128,8 +128,8 @@ class SweepSync:
                     controlled=controlled,
                 )
             taken &= result.taken
-        if self.doubtful:
-            self._doubtful_rounds -= 1
+        if self.in_doubt:
+            self._in_doubt_rounds -= 1
             self._tracked = None
         return taken
 
@@ -234,7 +234,7 @@ class SweepSync:
         except RefusedError:
             raise
         except TrackerError:
-            self._doubtful_rounds = DOUBTFUL_ROUNDS
+            self._in_doubt_rounds = IN_DOUBT_ROUNDS
             self._tracked = None
             raise
 

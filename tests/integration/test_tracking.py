@@ -548,7 +548,7 @@ def test_a_server_that_makes_a_run_after_the_request_timed_out_doubles_nothing(
             sender.take_cancel_requests()
         database.execute("ROLLBACK")
         until(lambda: client.search_runs([experiment], asked))
-        while sender.doubtful:
+        while sender.in_doubt:
             assert sender.round() is True
     finally:
         database.close()

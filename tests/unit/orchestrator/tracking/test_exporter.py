@@ -46,7 +46,7 @@ class Rounds:
     def __init__(self, *script, duration_s=0.0, clock=None):
         self.script, self.n, self.looks, self.tags = list(script), 0, 0, {}
         self.duration_s, self.clock = duration_s, clock
-        self.doubtful = False
+        self.in_doubt = False
 
     def round(self):
         answer = self.script[min(self.n, len(self.script) - 1)]
@@ -99,10 +99,10 @@ def test_what_a_tag_changes_at_the_very_end_is_sent_too():
 def test_the_end_waits_until_no_run_can_be_made_late_any_more():
     clock = Clock()
     rounds = Rounds(True)
-    rounds.doubtful = True
+    rounds.in_doubt = True
 
     def no_more(instructions):
-        rounds.doubtful = False
+        rounds.in_doubt = False
 
     waits = Waits(clock, [(3.0, drain(5)), (4.2, no_more)])
     assert export_rounds(rounds, waits, clock=clock) is True

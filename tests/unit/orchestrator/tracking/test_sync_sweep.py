@@ -131,10 +131,10 @@ def test_runs_that_a_server_makes_long_after_a_timeout_are_no_doubles(
     for _ in range(rounds_before):
         assert sender.round() is True
     written = [run for run in store.of_kind("trial") if not run.deleted]
-    assert sender.doubtful
+    assert sender.in_doubt
     store.carry_out_late()
 
-    while sender.doubtful:
+    while sender.in_doubt:
         assert sender.round() is True
 
     alive = [run for run in store.of_kind("trial") if not run.deleted]
