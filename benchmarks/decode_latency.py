@@ -3,7 +3,7 @@
     python benchmarks/decode_latency.py                       # dense, moe, memory_plus at 1.3b
     python benchmarks/decode_latency.py --device cpu --tiny   # whether it runs
 
-Ours is the step of `workloads.decoding`, greedy, with argmax and a cache that is read up to the
+Ours is the step of `workloads.decoding`, greedy, with a cache that is read up to the
 token's position; the peer (`plain_decode.py`) is a replayed CUDA graph of plain torch in the same
 run. All models have the FLOPs of dense; moe and memory_plus store about as many parameters as each
 other. The floor is the bytes of all weights that the batch needs, of the rows and experts that it
