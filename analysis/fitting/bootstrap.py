@@ -47,6 +47,11 @@ class MeanEstimate:
     extra_freedom: float = math.inf
     """Degrees of freedom with which it was estimated; infinite if it is known."""
 
+    @property
+    def why_no_interval(self) -> str:
+        """Of a difference without an interval: the reason, in a few words."""
+        return "one seed" if min(self.n_seeds, default=1) < 2 else "seeds do not differ"
+
 
 def mean_over_seeds(
     values: Sequence[float] | Array,
@@ -106,7 +111,9 @@ def contrast_of_means(
     """Return a weighted sum of means over seeds, with its interval and its p-value.
 
     Variances of the configurations are not pooled; degrees of freedom are Satterthwaite's (1946).
-    There is no interval when a term that counts has a single seed.
+    There is no interval when a term that counts has a single seed. Nor is there one when the seeds
+    of each term are equal and no other error is known, as where recall is at its floor or ceiling:
+    they say nothing of the noise.
 
     Args:
         terms: Weight, and values over seeds, of each configuration.
@@ -130,7 +137,19 @@ def contrast_of_means(
             method="one seed on a side: no interval",
             n_seeds=n_seeds,
         )
-    seed_sds = tuple(abs(weight) * float(side.std(ddof=1)) for weight, side in sides)
+    # The mean of equal numbers can be off by rounding, and so their standard deviation.
+    seed_sds = tuple(
+        abs(weight) * float(side.std(ddof=1)) if np.ptp(side) else 0.0 for weight, side in sides
+    )
+    if not any(seed_sds) and extra_sd == 0:
+        return MeanEstimate(
+            value=value,
+            low=None,
+            high=None,
+            n=n,
+            method="seeds of a configuration do not differ: no interval",
+            n_seeds=n_seeds,
+        )
     sd, freedom = _standard_error(seed_sds, n_seeds, extra_sd, extra_freedom)
     half = _t_quantile(level, freedom) * sd
     return MeanEstimate(

@@ -196,11 +196,11 @@ class Saturating(LinearScaleLaw):
     def invert(self, y: Array, parameters: Array) -> Array:
         """Return x = x0 ((y - floor) / (ceiling - y))^(1/k) of each curve (k, p).
 
-        It is inf at or above the ceiling, 0 at or below the floor.
+        It is inf at or above the ceiling, 0 at or below the floor, and NaN where y is both.
         """
         ceiling, x0, k = parameters[:, -3:].T
         floor = parameters[:, 0] if self.floor is None else self.floor
-        with np.errstate(divide="ignore", over="ignore"):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             odds = np.log(np.maximum(y - floor, 0.0)) - np.log(np.maximum(ceiling - y, 0.0))
             return np.asarray(np.exp(np.log(x0) + odds / k))
 

@@ -116,6 +116,12 @@ def _seeds(answer: SweepAnswer) -> list[str]:
         sentences.append(
             f"Train {some_of([*left_out])}: a size with one seed is left out of the mean."
         )
+    equal = [d.candidate for d in held_equal if d.mean.p is None and min(d.mean.n_seeds) > 1]
+    if equal:
+        sentences.append(
+            f"{some_of(equal)}: no seed differs from another, so nothing says what noise is. Where"
+            " all models know none of the facts, or all, change the tokens or the facts."
+        )
     open_ones = [d for d in held_equal if d.verdict == "not told apart"]
     for one in sorted(open_ones, key=lambda d: -abs(d.mean.value))[:MOST_NAMED]:
         n = seeds_needed(one, n_open=answer.differences.n_open)

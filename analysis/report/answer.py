@@ -150,18 +150,21 @@ def _difference_sentence(found: Sequence[CostDifference], every: EqualCost) -> s
         verdict = one.verdict
         words = {
             "not told apart": f"{one.candidate} and {one.reference} are not told apart",
-            "no interval": f"{one.candidate} against {one.reference} has no interval (one seed)",
+            "no interval": f"{one.candidate} against {one.reference} has no interval"
+            f" ({one.mean.why_no_interval})",
         }.get(verdict, f"{one.candidate} is {verdict} than {one.reference}")
         return f"{where} {words}: {_difference(one, outcome, every)}."
     groups = {
         verdict: [d for d in found if d.verdict == verdict]
         for verdict in ("better", "worse", "not told apart", "no interval")
     }
+    unclear = groups["no interval"]
+    reasons = " or ".join(dict.fromkeys(d.mean.why_no_interval for d in unclear))
     words_of = {
         "better": "better",
         "worse": "worse",
         "not told apart": "not told apart",
-        "no interval": "without an interval (one seed)",
+        "no interval": f"without an interval ({reasons})",
     }
     parts = [
         f"{len(members)} {'is' if len(members) == 1 else 'are'} {words_of[verdict]}"
@@ -325,7 +328,7 @@ def _last_within_runs(curve: Multipliers) -> int | None:
 def _other_costs_sentence(found: Sequence[CostDifference], every: EqualCost) -> str | None:
     """Return how the furthest architecture does where another cost is held equal."""
     one = _furthest(found)
-    told, without = [], []
+    told, without, reasons = [], [], []
     for d in every.differences:
         if d.candidate != one.candidate or d.measure == one.measure:
             continue
@@ -334,13 +337,15 @@ def _other_costs_sentence(found: Sequence[CostDifference], every: EqualCost) -> 
         place = f"at equal {d.measure.label}{sizes} ({estimate(d.mean, signed=True)})"
         if d.verdict == "no interval":
             without.append(place)
+            reasons.append(d.mean.why_no_interval)
         else:
             told.append(f"{d.verdict} {place}")
     sentence = f"{one.candidate} is {', '.join(told)}" if told else ""
     if without:
         subject = f"{sentence}; it" if told else one.candidate
         sentence = (
-            f"{subject} against {one.reference} has no interval (one seed) {', '.join(without)}"
+            f"{subject} against {one.reference} has no interval"
+            f" ({' or '.join(dict.fromkeys(reasons))}) {', '.join(without)}"
         )
     return f"{sentence}." if sentence else None
 

@@ -69,7 +69,7 @@ def _without_size(pair: EqualFlops) -> bool:
 def corrected_note(n: int) -> str:
     """Return how p-values were corrected."""
     if not n:
-        return "no p-values: one seed on a side has no interval"
+        return "no p-values: one seed on a side, or seeds that do not differ, give no interval"
     return (
         f"p: that there is no difference, corrected for {plural(n, 'comparison')} (Holm);"
         " intervals are of one comparison each"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def errors_as_sentences(runs: Path | None, given: Iterable[Path] = ()) -> Iterator[None]:
-    """Print an ExperimentError, failing storage or an unusable path as a sentence; exit.
+    """Print an ExperimentError, failing or full storage, or an unusable path as a sentence; exit.
 
     Args:
         runs: Folder of the runs, if the command has one.
@@ -46,6 +46,10 @@ def errors_as_sentences(runs: Path | None, given: Iterable[Path] = ()) -> Iterat
                 storage_errors.failing_message(error, runs or Path.cwd(), of_command=True),
                 storage_errors.EXIT_CODE,
             )
+        elif storage_errors.is_full(error):
+            places = [Path.cwd(), *given, *([runs] if runs else [])]
+            said = storage_errors.full_message(error, *places, of_command=True)
+            code = storage_errors.EXIT_CODE
         elif storage_errors.is_unusable(error, given):
             said, code = storage_errors.unusable_message(error), 2
         else:

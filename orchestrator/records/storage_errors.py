@@ -117,16 +117,23 @@ def require_writable(folder: Path, *, option: str) -> None:
         raise UsageError(f"{folder}: {why}; name another place with {option}")
 
 
-def full_message(error: BaseException, *places: Path) -> str:
+def full_message(error: BaseException, *places: Path, of_command: bool = False) -> str:
     """Return a sentence for people: where, how much is free, what to do.
 
     Args:
         error: For which `is_full` holds.
-        places: Where a trial writes, if the error names no file; that with the least room is named.
+        places: Where it may be, if the error names no file; that with the least room is named.
+        of_command: Whether a command that trains nothing ended by it.
     """
     causes = [c for c in _causes(error) if isinstance(c, OSError) and c.errno in FULL]
     named = [Path(os.fsdecode(cause.filename)) for cause in causes if cause.filename]
     place = min(named or places, key=free_bytes)
+    if of_command:
+        what = "no space left" if not is_limited(error) else "a limit of this user is reached"
+        return (
+            f"{what} at {place} ({os.strerror(causes[0].errno or 0)}): {free_space_text(place)}; "
+            "make room, or name another folder (--runs, --out), and run this command again"
+        )
     if any(cause.errno == errno.EFBIG for cause in causes):
         return (
             f"a file at {place} is as large as this process may make one: `ulimit -f` shows the "

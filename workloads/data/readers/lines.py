@@ -70,7 +70,7 @@ def numbered_lines(path: InputFile, problems: Problems) -> Iterator[tuple[int, s
                         number,
                         f"byte {error.start + 1} of the line is not UTF-8 "
                         f"(0x{raw[error.start]:02x})",
-                        "convert the file, for example with iconv -t UTF-8",
+                        "convert the file, for example with iconv -f LATIN1 -t UTF-8",
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         problems.add_damage(path, number + 1, f"damaged gzip stream ({error})")

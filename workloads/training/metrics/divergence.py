@@ -29,6 +29,11 @@ class DivergenceDetector:
         """
         for name, value in {"loss": loss, **norms}.items():
             if not math.isfinite(value):
+                if self.untrained_loss is None:
+                    raise Diverged(
+                        f"step {step}: {name} is {value} before any update; look for the cause in "
+                        "the model's code or initial values, as no train.lr mends that"
+                    )
                 raise Diverged(
                     f"step {step}: {name} is {value} at learning rate {lr:.3g}; lower train.lr"
                 )

@@ -67,8 +67,13 @@ def test_t_intervals_cover_the_mean_as_often_as_they_say():
 
 def test_differences_with_one_seed_or_no_spread():
     assert difference_of_means([1.0], [2.0, 3.0]).low is None
-    exact = difference_of_means([1.0, 1.0], [0.0, 0.0])
-    assert (exact.low, exact.high) == (1, 1)
+    # Three times 0.1 has a standard deviation of 1e-17 as floats are rounded.
+    for first, second in ([1.0, 1.0], [0.0, 0.0]), ([0.1] * 3, [0.3] * 3), ([0.0] * 2, [0.0] * 2):
+        equal = difference_of_means(first, second)
+        assert (equal.low, equal.high, equal.p) == (None, None, None)
+        assert equal.why_no_interval == "seeds do not differ"
+    assert difference_of_means([1.0], [2.0, 3.0]).why_no_interval == "one seed"
+    assert difference_of_means([1.0, 1.0], [2.0, 3.0]).low is not None
 
 
 def test_runs_of_a_cluster_are_drawn_together():

@@ -294,6 +294,18 @@ def test_a_baseline_that_failed_is_named_with_the_reason(runs):
     assert other.sentences[1].startswith("At equal training FLOPs moe and peer are not told apart")
 
 
+def test_seeds_that_do_not_differ_are_no_answer(runs):
+    """As where one model knows no fact with any seed, and another one fact of 300."""
+    recall = runs.table["architecture"].map(lambda name: 0.0 if name == "dense" else 1 / 60)
+    equal = replace(runs, table=runs.table.assign(factual_recall=recall))
+
+    found = sweep_answer(equal, analysis.fit_sweep(equal, n_draws=0), NO_LAWS)
+
+    assert found.status is AnswerStatus.NO_COMPARISON
+    assert "has no interval (seeds do not differ): factual recall +0.0167" in found.sentences[0]
+    assert advice_on(found.differences)[0].startswith("memory_plus: no seed differs from another, so nothing")
+
+
 def test_one_seed_is_no_answer(synthetic, tmp_path):
     found, fits = answer_of(synthetic, tmp_path, synthetic.make_sweep(seeds=(0,)))
 

@@ -57,6 +57,18 @@ def test_a_command_says_what_fails_in_a_sentence(tmp_path, capsys):
     assert capsys.readouterr().err.startswith(f"the storage of {tmp_path} fails (Input/output")
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_command_says_where_it_is_full(tmp_path, capsys, code):
+    with pytest.raises(typer.Exit) as caught, errors_as_sentences(tmp_path):
+        raise OSError(code, os.strerror(code), str(tmp_path / "report.html"))
+
+    said = capsys.readouterr().err
+    assert caught.value.exit_code == 75
+    assert f"at {tmp_path}/report.html ({os.strerror(code)})" in said
+    assert "make room, or name another folder" in said
+    assert "checkpoint" not in said
+
+
 def test_a_watched_table_outlives_it(tmp_path, monkeypatch):
     ended = SweepStatus(
         sweep="s",

@@ -119,7 +119,7 @@ def test_every_wrong_row_is_reported_with_its_line(tmp_path):
         "f.tsv:5: all_objects_json must be a JSON list of texts, got 'x,y'; correct it",
         "f.tsv:6: qa_split must be qa_train or qa_test, got 'train'; correct it",
         "f.tsv:7: byte 1 of the line is not UTF-8 (0xff); convert the file, for example with "
-        "iconv -t UTF-8",
+        "iconv -f LATIN1 -t UTF-8",
         "f.tsv:8: subject is empty; fill it in or delete the row",
         "f.tsv:8: relation is empty; fill it in or delete the row",
     ]

@@ -53,7 +53,7 @@ def test_every_wrong_json_line_is_reported(tmp_path):
         ":4: text must be text, got int; correct it",
         ":5: holds a str; write one JSON object per line",
         ":6: byte 11 of the line is not UTF-8 (0xe9); convert the file, for example with "
-        "iconv -t UTF-8",
+        "iconv -f LATIN1 -t UTF-8",
         ":7: has no field 'text'; it has none; set data.text_field (data prepare: --text-field)",
     ]
     assert read_field(tmp_path, "body") == ["x"]

@@ -11,8 +11,14 @@ from workloads.training.metrics.reporter import Diverged
 def test_a_number_that_is_none_ends_the_run_and_is_named(name, value):
     numbers = {"loss": 1.0, "grad_norm": 1.0, name: value}
 
+    watch = DivergenceDetector(untrained_loss=2.0)
     with pytest.raises(Diverged, match=rf"step 7: {name} is {value} at learning rate 0\.003"):
-        DivergenceDetector().observe(7, lr=3e-3, **numbers)
+        watch.observe(7, lr=3e-3, **numbers)
+
+
+def test_an_untrained_model_without_numbers_is_not_blamed_on_the_rate():
+    with pytest.raises(Diverged, match=r"step 1: loss is nan before any update; .*model's code"):
+        DivergenceDetector().observe(1, lr=3e-3, loss=math.nan)
 
 
 def test_a_loss_that_stays_above_the_untrained_models_ends_the_run():
