@@ -24,7 +24,7 @@ from orchestrator.planning.runtime_prior import (
     predict_runtime,
 )
 from orchestrator.planning.step_seconds import StepSeconds
-from orchestrator.records import liveness
+from orchestrator.records import earlier_submissions, liveness
 from orchestrator.records.code_digest import ARCHITECTURES
 from orchestrator.records.errors import StoreError
 from orchestrator.records.snapshot import SweepSnapshot, TrialRecord
@@ -86,6 +86,8 @@ class Plan:
     """Trials on disk that the file no longer asks for. They are kept and left alone."""
     snapshot: SweepSnapshot
     """The sweep's folder as it was priced."""
+    n_left_over_done: int = 0
+    """Of those left over: trials that have their result, which fits and reports count."""
     evaluations: tuple[EvaluationCost, ...] = ()
     """Benchmarks that trials are asked, and what they take of the training time."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -105,7 +107,9 @@ class Plan:
         if not self.left_over:
             return ()
         there = plural(len(self.left_over), "trial")
-        return (f"not in this file: {there} on disk, which status and report count as well",)
+        n_left = len(self.left_over) - self.n_left_over_done
+        became = earlier_submissions.fates(self.n_left_over_done, n_left)
+        return (f"not in this file: {there} of earlier submissions: {became}",)
 
     @property
     def readable(self) -> tuple[PlannedTrial, ...]:
@@ -189,10 +193,14 @@ def make_plan(
     planned, evaluations = _with_evaluations(planned, on_gpus=on_gpus)
     wanted = {t.spec.trial_id for t in planned}
     left_over = [spec for spec in known if spec.trial_id not in wanted]
+    # Fits see no others: what is not done trains only if a file asks for it again.
+    left_over_done = [
+        spec for spec in left_over if snapshot.trials[spec.trial_id].state is TrialState.DONE
+    ]
     to_train = any(t.to_train for t in planned)
     tokens_matched = {i for i, one in sweep.matches.items() if one.field == "tokens"}
     design = design_checks.notes(
-        [t.spec for t in planned] + left_over if to_train else [],
+        [t.spec for t in planned] + left_over_done if to_train else [],
         tokens_matched=tokens_matched,
         counterparts={
             trial_id: one.architecture
@@ -209,6 +217,7 @@ def make_plan(
         trials=tuple(planned),
         evaluations=tuple(evaluations),
         left_over=tuple(sorted(spec.trial_id for spec in left_over)),
+        n_left_over_done=len(left_over_done),
         notes=(
             *design,
             *_set_aside(snapshot, wanted),

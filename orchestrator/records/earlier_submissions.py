@@ -33,8 +33,13 @@ def told(trials: Sequence[TrialDir]) -> str:
     if not trials:
         return ""
     n_done = sum((trial.path / "result.json").exists() for trial in trials)
-    n_left = len(trials) - n_done
-    done = [f"{n_done} done, which fits and reports count"] if n_done else []
-    left = [f"{n_left} not done, which submitting it again does not train"] if n_left else []
     are = "is" if len(trials) == 1 else "are"
-    return f"{plural(len(trials), 'trial')} {are} {NOT_ASKED_FOR}: {', and '.join([*done, *left])}"
+    became = fates(n_done, len(trials) - n_done)
+    return f"{plural(len(trials), 'trial')} {are} {NOT_ASKED_FOR}: {became}"
+
+
+def fates(n_done: int, n_left: int) -> str:
+    """Return what becomes of such trials, in words: of those that are done and of the others."""
+    done = [f"{n_done} done, which fits and reports count"] if n_done else []
+    left = [f"{n_left} not done, which train once a file asks for them again"] if n_left else []
+    return ", and ".join([*done, *left])

@@ -35,7 +35,7 @@ def test_status_and_report_say_the_same_of_trials_that_left_the_sweep_file(shrun
     sweep, trials = shrunk
     said = (
         "2 trials are not in the sweep file as last submitted: 1 done, which fits and reports "
-        "count, and 1 not done, which submitting it again does not train"
+        "count, and 1 not done, which train once a file asks for them again"
     )
 
     status = status_from_disk(sweep, now=1.0)

@@ -303,7 +303,9 @@ def test_seeds_that_do_not_differ_are_no_answer(runs):
 
     assert found.status is AnswerStatus.NO_COMPARISON
     assert "has no interval (seeds do not differ): factual recall +0.0167" in found.sentences[0]
-    assert advice_on(found.differences)[0].startswith("memory_plus: no seed differs from another, so nothing")
+    assert advice_on(found.differences)[0].startswith(
+        "memory_plus: no seed differs from another, so nothing"
+    )
 
 
 def test_one_seed_is_no_answer(synthetic, tmp_path):

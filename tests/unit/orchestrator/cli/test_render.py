@@ -63,7 +63,10 @@ def test_a_model_without_a_preset_is_named_by_its_width(plan):
 def test_trials_that_left_the_file_are_noted(plan):
     lines = printed(plans.plan_tables(dataclasses.replace(plan, left_over=("dense-0",)), slots=1))
 
-    assert any(line.startswith("note: not in this file: 1 trial on disk") for line in lines)
+    assert any(
+        line.startswith("note: not in this file: 1 trial of earlier submissions: ")
+        for line in lines
+    )
 
 
 def test_a_plan_fits_160_columns_with_one_line_per_configuration(plan):

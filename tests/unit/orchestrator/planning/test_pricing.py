@@ -334,8 +334,28 @@ def test_trials_that_left_the_file_are_kept_and_named(loaded, sweep):
     plan = make_plan(loaded, sweep.snapshot(), MEASURED)
     assert plan.left_over == (gone.trial_id,)
     assert plan.left_over_notes == (
-        "not in this file: 1 trial on disk, which status and report count as well",
+        "not in this file: 1 trial of earlier submissions: "
+        "1 not done, which train once a file asks for them again",
     )
+
+
+def test_only_done_trials_that_left_the_file_count_as_seeds(loaded, sweep):
+    one_seed = "one seed: a difference cannot be told from chance"
+    planned = make_plan(loaded, sweep.snapshot(), MEASURED)
+    single = dataclasses.replace(
+        loaded, trials=tuple(trial for trial in loaded.trials if trial.seed == 0)
+    )
+    others = [dataclasses.replace(t.spec, seed=t.spec.seed + 7) for t in planned.trials]
+    for spec in others:
+        sweep.trial(spec.trial_id).create(spec)
+    waiting = make_plan(single, sweep.snapshot(), MEASURED)
+    for spec in others:
+        write_json(sweep.trial(spec.trial_id).path / "result.json", {"attempt": 1, "metrics": {}})
+    done = make_plan(single, sweep.snapshot(), MEASURED)
+
+    assert any(note.startswith(one_seed) for note in waiting.notes)
+    assert not any(note.startswith(one_seed) for note in done.notes)
+    assert done.left_over_notes[0].endswith(f"{len(others)} done, which fits and reports count")
 
 
 def test_predicted_wall_time_fills_the_slots_longest_first(loaded, sweep):
