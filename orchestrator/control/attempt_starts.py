@@ -190,7 +190,7 @@ class AttemptStarter:
                 trial_id=trial.folder.trial_id,
                 demand=estimator.demand(trial, nodes),
                 predicted_s=estimator.left_s(trial),
-                begun=trial.has_checkpoint,
+                begun=trial.checkpoint_step > 0,
                 not_before=trial.not_before,
                 delay_reason=trial.delay_reason,
                 order=self._order[trial.folder.trial_id],
@@ -303,6 +303,6 @@ class AttemptStarter:
             launch=launch,
             started_at=self._state.clock(),
             predicted_s=self._state.estimator.left_s(trial),
-            first_step=trial.folder.checkpoint_step() if trial.has_checkpoint else 0,
+            first_step=trial.checkpoint_step,
             gpu_ids=placement.gpus,
         )

@@ -94,8 +94,10 @@ class ResourceEstimator:
 
     def left_s(self, trial: ManagedTrial) -> float:
         """Return the predicted seconds that are left of a trial."""
-        return self._runtimes.seconds(trial.spec, done=trial.best_step / trial.spec.steps)
+        done = trial.checkpoint_step / trial.spec.steps
+        return self._runtimes.seconds(trial.spec, done=done)
 
     def left_s_now(self, trial: ManagedTrial) -> float:
         """Return the same by the rates of what runs: for a display."""
-        return self._runtimes.seconds_now(trial.spec, done=trial.best_step / trial.spec.steps)
+        done = trial.checkpoint_step / trial.spec.steps
+        return self._runtimes.seconds_now(trial.spec, done=done)

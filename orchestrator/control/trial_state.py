@@ -53,8 +53,8 @@ class ManagedTrial:
     past_attempts: list[PastAttempt] = field(default_factory=list)
     best_step: int = 0
     """The furthest optimizer step of any attempt."""
-    has_checkpoint: bool = False
-    """Whether the next attempt goes on from where an earlier one was."""
+    checkpoint_step: int = 0
+    """Where the next attempt begins: steps of its newest checkpoint, 0 without one."""
     budgets_reset_after: int = 0
     """The attempt after which somebody asked for a retry: up to it, none counts against budgets."""
     attempt: RunningAttempt | None = None
@@ -74,7 +74,6 @@ class ManagedTrial:
     def record_exit(self, attempt: AttemptDir, outcome: Outcome, *, submission: int) -> None:
         """Take note of how an attempt of a submission ended, and how far it got."""
         reached = max((line.step for line in attempt.lines() if line.step is not None), default=0)
-        has_checkpoint = self.folder.checkpoint_step() > 0
         self.past_attempts.append(
             PastAttempt(
                 outcome=outcome,
@@ -84,7 +83,7 @@ class ManagedTrial:
             )
         )
         self.best_step = max(self.best_step, reached)
-        self.has_checkpoint = has_checkpoint
+        self.checkpoint_step = self.folder.checkpoint_step()
 
     def delay(self, until: float, reason: str) -> None:
         """Let the next attempt wait."""
