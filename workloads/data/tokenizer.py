@@ -156,13 +156,26 @@ class SentencePieceModel:
         return str(self._model.decode(ids))
 
     def lost_share(self, texts: list[str]) -> float:
-        """Return the share of unknown tokens."""
-        unknown, ids = self._model.unk_id(), self.encode(texts)
-        return sum(row.count(unknown) for row in ids) / max(1, sum(map(len, ids)))
+        """Return the share of characters in unknown tokens; see `TokenizerModel`.
+
+        One unknown token stands for a whole run of unknown characters.
+        """
+        unknown, lost, there = self._model.unk_id(), 0, 0
+        for text in texts:  # one by one: an encoding is large beside its text
+            pieces = self._model.encode(text, out_type=str)
+            for token, piece in zip(self._model.encode(text), pieces, strict=True):
+                n = _n_visible(piece.replace(_SENTENCEPIECE_SPACE, " "))
+                there += n
+                lost += n if token == unknown else 0
+        return lost / max(1, there)
 
     def save(self, path: Path) -> None:
         """Write the model as it was read."""
         path.write_bytes(self._bytes)
+
+
+_SENTENCEPIECE_SPACE = "▁"
+"""What stands for a space in its pieces."""
 
 
 def _n_visible(text: str) -> int:

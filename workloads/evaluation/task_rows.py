@@ -157,6 +157,8 @@ def _asks(task: TaskSpec, row: Row) -> Hashable:
     if task.options_field is not None and "label" in task.row_fields:
         right = row[task.options_field][row["label"]]
     continuation = row.get("continuation") if task.kind == "contexts" else None
+    if task.kind == "continuation":
+        continuation = template(task.target).render(row)
     return template(task.prompt).render(row), right, continuation
 
 

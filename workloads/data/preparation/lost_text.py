@@ -16,7 +16,7 @@ LOST_SHARE = 0.01
 """Share above which a tokenizer is refused."""
 _FILES = 8
 """Files that are looked at, at most, spread evenly: each of the hub costs a request or several."""
-_DOCUMENTS = 200
+LOOKED_AT = 200
 """First documents of each."""
 _CHARS = 4_000
 """Beginning of each document."""
@@ -41,7 +41,7 @@ def check_lost_text(
     """
     step = max(1, -(-len(files) // _FILES))
     sample = [
-        text[:_CHARS] for documents in files[::step] for text in islice(documents(), _DOCUMENTS)
+        text[:_CHARS] for documents in files[::step] for text in islice(documents(), LOOKED_AT)
     ]
     share = tokenizer.lost_share(sample)
     if share > LOST_SHARE:

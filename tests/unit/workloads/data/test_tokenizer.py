@@ -184,7 +184,13 @@ def test_a_sentencepiece_model_gives_the_ids_of_its_library(tmp_path):
     assert (tokenizer.separator, tokenizer.size) == (oracle.piece_to_id("</s>"), 26)
     assert tokenizer.decode(tokenizer.encode(TEXTS)[0]) == TEXTS[0]
     assert tokenizer.lost_share(TEXTS[:2]) == 0
-    assert tokenizer.lost_share(["日本"]) == 1 / 2  # a token of the space before it
+    known = "".join(TEXTS[0].split())
+    # One unknown token stands for all characters of a run.
+    for lost in "日", "日本", "日" * len(known):
+        share = len(lost) / (len(lost) + len(known))
+        assert tokenizer.lost_share([f"{TEXTS[0]} {lost}"]) == pytest.approx(share)
+    assert tokenizer.lost_share(["日本"]) == 1
+    assert tokenizer.lost_share([" "]) == tokenizer.lost_share([]) == 0
     tokenizer.save(tmp_path / "again.model")
     assert load(tmp_path / "again.model", vocab_size=26).encode(TEXTS) == tokenizer.encode(TEXTS)
     (tmp_path / "bad.model").write_bytes(b"\x00nonsense")

@@ -366,6 +366,21 @@ def test_a_tokenizer_without_tokens_for_the_facts_is_refused(files, cache, tmp_p
         config.prepare(cache)
 
 
+def test_facts_that_a_tokenizer_loses_may_come_last_in_a_sorted_file(cache, tmp_path):
+    known = [f"aa{i:03}\tlives in\tbb\n" for i in range(250)]
+    lost = [f"дд{i:03}\tlives in\tжж\n" for i in range(750)]
+    (tmp_path / "facts.tsv").write_text("".join(["subject\trelation\tobject\n", *known, *lost]))
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    ascii_text = "".join(map(chr, range(32, 127)))
+    made.train_from_iterator([ascii_text], trainers.BpeTrainer(special_tokens=["</s>"]))
+    made.save(str(tmp_path / "t.json"))
+
+    with pytest.raises(DataError, match=r"t\.json: has no tokens for \d+\.\d% of the text"):
+        Config(path=str(tmp_path / "facts.tsv"), tokenizer=str(tmp_path / "t.json")).prepare(cache)
+
+
 def test_a_tokenizer_that_loses_spaces_between_pieces_is_refused(files, cache, tmp_path):
     model = Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.Metaspace()

@@ -306,6 +306,26 @@ def test_too_few_examples_are_refused_with_their_subject(rows, n_examples, what,
     )
 
 
+def test_an_example_solves_no_row_that_goes_on_otherwise(tmp_path):
+    rows = [{"relation": "capital", "object": city} for city in ("Rome", "Paris", "Bern")]
+    written(tmp_path / "a.jsonl", rows)
+    written(tmp_path / "b.jsonl", rows[:1])
+    task = {
+        "file": "a.jsonl",
+        "origin": "own",
+        "kind": "continuation",
+        "prompt": "The {{relation}} is",
+        "target": "{{object}}",
+        "shots": 1,
+        "shots_file": "b.jsonl",
+    }
+    own = suite_file(tmp_path / "own.yaml", t=task)
+
+    (prepared,) = prepared_suite.prepare([own], tmp_path)
+
+    assert prepared.rows["t"][0] == rows[1:]
+
+
 def test_rows_that_an_example_of_their_prompt_solves_are_not_asked(tmp_path, caplog):
     """Of equal questions with other right options, and of examples beyond the shots, there is none."""
 
