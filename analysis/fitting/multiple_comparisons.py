@@ -4,7 +4,7 @@ Source: Holm 1979, "A simple sequentially rejective multiple test procedure". It
 independence, and rejects whatever Bonferroni's correction does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from analysis.fitting.bootstrap import MeanEstimate
 
@@ -32,6 +32,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def holm_corrected(differences: Sequence[MeanEstimate]) -> list[float | None]:
-    """Return Holm's p-value of each difference among all that have one, None for the others."""
-    adjusted = iter(holm([d.p for d in differences if d.p is not None]))
-    return [None if d.p is None else next(adjusted) for d in differences]
+    """Return Holm's p-value of each difference that has a p-value, None for the others.
+
+    The correction is for all that have several seeds. Were those left out whose seeds do not
+    differ, results would decide how many comparisons there are.
+    """
+    adjusted = iter(holm([1.0 if d.p is None else d.p for d in differences if _counts(d)]))
+    corrected = [next(adjusted) if _counts(d) else None for d in differences]
+    return [None if d.p is None else p for d, p in zip(differences, corrected, strict=True)]
+
+
+def n_corrected(differences: Iterable[MeanEstimate]) -> int:
+    """Return for how many comparisons `holm_corrected` corrects; 0 where none has a p-value."""
+    counted = [d for d in differences if _counts(d)]
+    return len(counted) if any(d.p is not None for d in counted) else 0
+
+
+def _counts(difference: MeanEstimate) -> bool:
+    return difference.p is not None or min(difference.n_seeds, default=1) > 1

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from analysis.fitting.multiple_comparisons import n_corrected
 from analysis.formatting import Column, Table, count
 from analysis.report.cells import (
     OUTCOME_LABELS,
@@ -50,7 +51,7 @@ def comparison(fits: SweepFits) -> Table:
         methods = dict.fromkeys(p.difference.method for p in fits.pairs)
         notes = [
             f"[…] of a difference is {'; '.join(methods)}",
-            corrected_note(sum(p.p_holm is not None for p in fits.pairs)),
+            corrected_note(n_corrected(p.difference for p in fits.pairs)),
             f"last column: the size at which the {fits.baseline} curve reaches the model's value,"
             " as a multiple of the baseline's size; one seed of the model gives no interval",
             *not_causal(fits),

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from analysis.fitting.bootstrap import MeanEstimate
+from analysis.fitting.multiple_comparisons import n_corrected
 from analysis.formatting import Column, Table, count, flops, seconds, some_of
 from analysis.report.cells import (
     OUTCOME_LABELS,
@@ -126,7 +127,7 @@ def trends_table(trends: Sequence[MemoryTrend], fits: SweepFits) -> Table:
         f"{outcome}: slope over log2 of memory parameters at equal preset and tokens{but};"
         f" {fits.level:.0%} intervals of Student's t over seeds, each with a slope of its own, hold"
         " what a line misses, too",
-        corrected_note(sum(t.p_holm is not None for t in trends)),
+        corrected_note(n_corrected(t.per_doubling for t in trends)),
     ]
     return Table.of("Memory size at a fixed preset", trends, columns, notes)
 

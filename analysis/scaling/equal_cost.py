@@ -24,7 +24,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from analysis.fitting.bootstrap import MeanEstimate, contrast_of_means
-from analysis.fitting.multiple_comparisons import holm_corrected
+from analysis.fitting.multiple_comparisons import holm_corrected, n_corrected
 from analysis.formatting import some_of
 from analysis.scaling.configuration_costs import (
     BASE,
@@ -109,7 +109,7 @@ class EqualCost:
     @property
     def n_corrected(self) -> int:
         """Number of comparisons that p-values are corrected for."""
-        return sum(d.p_holm is not None for d in self.differences)
+        return n_corrected(d.mean for d in self.differences)
 
     @property
     def n_open(self) -> int:
